@@ -1,0 +1,1 @@
+"""Shipped profiles, one JSON a box; package data."""
