@@ -30,7 +30,7 @@ class Wire(BaseModel):
             first = problem.errors(include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "document"
             if first["type"] == "extra_forbidden":
-                valid = ", ".join(sorted(cls.model_fields))
+                valid = ", ".join(sorted(field.alias or name for name, field in cls.model_fields.items()))
                 raise error(f"{where}: unknown key {field!r}; top-level keys are {valid}") from None
             more = problem.error_count() - 1
             raise error(f"{where}: {field}: {first['msg']}" + (f" (and {more} more)" if more else "")) from None
@@ -45,7 +45,7 @@ class Wire(BaseModel):
         return cls.parse(text, str(path), error)
 
     def pretty(self) -> str:
-        return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def write(self, path: Path) -> None:
         write_atomic(path, self.pretty().encode())
