@@ -1,4 +1,4 @@
-"""From a package and its settings to the exact `vllm serve` line and environment. Pure and torch-free, but for `run`."""
+"""From a package and its settings to the exact `vllm serve` line and environment. Torch-free; only `run` acts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def plan_server(
         argv,
         _environment(config, flags, platform, cpus, plugins, environment),
         value_of(flags, "--host") or host or DEFAULT_HOST,
-        _port(value_of(flags, "--port"), port),
+        port_number(value_of(flags, "--port"), port),
         value_of(flags, "--uds"),
     )
 
@@ -170,11 +170,11 @@ def _address(host: str | None, port: int | None, flags: Sequence[Flag]) -> list[
     if not given(flags, "--host"):
         items.append(LineItem(("--host", host or DEFAULT_HOST), "tandem"))
     if not given(flags, "--port"):
-        items.append(LineItem(("--port", str(_port(None, port))), "tandem"))
+        items.append(LineItem(("--port", str(port_number(None, port))), "tandem"))
     return items
 
 
-def _port(flag: str | None, port: int | None) -> int:
+def port_number(flag: str | None, port: int | None) -> int:
     value = flag if flag is not None else str(port if port is not None else DEFAULT_PORT)
     if not value.isdigit() or not 1024 <= int(value) <= 65535:  # vLLM's own bounds
         raise UsageError(f"port {value!r} is not a number between 1024 and 65535")
