@@ -268,7 +268,7 @@ def _mlp(prefix: str, randn: Callable[..., torch.Tensor], hidden: int, inner: in
 
 
 def _write(path: Path, config: dict[str, Any], tensors: Tensors, shards: int, *, tokenizer: bool) -> Path:
-    """Write the folder. One shard: no index. Two: both mixed. More: the first holds no routed expert, the others mixed."""
+    """Write the folder. One shard: no index; two: both mixed; more: the first holds no routed expert."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (path / "generation_config.json").write_text('{"bos_token_id": 0, "eos_token_id": 1}\n')
