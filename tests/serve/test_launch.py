@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.conftest import CONFIG
 
 from tandem.capabilities import Capabilities, capabilities
 from tandem.errors import ServerError, UsageError
 from tandem.launch import ServePlan, check_port_free, console_script, general_plugins, plan_server
 from tandem.vllm_flags import parse_flags
+from tests.serve.conftest import CONFIG
 
 PROFILE = Path("/state/run/p.json")
 GRAPHS = Capabilities(("single",), ("cpu",), True, False, ())

@@ -112,7 +112,7 @@ def test_flag_forms() -> None:
 
 def test_json_flags_must_be_objects() -> None:
     for text in ("{", json.dumps([1])):
-        with pytest.raises(UsageError, match="not JSON|not a JSON object"):
+        with pytest.raises(UsageError, match=r"not JSON|not a JSON object"):
             json_of(parse_flags(["--additional-config", text]), "--additional-config")
 
 
