@@ -40,6 +40,16 @@ class ServerInfo(NamedTuple):
     profile: dict[str, Any] | None  # /tandem/profile; None: not a Tandem server
     stats: dict[str, Any] | None  # /tandem/stats
 
+    @property
+    def profile_sha256(self) -> str | None:
+        """Of the profile that the engine runs; None: none, or not a Tandem server."""
+        return None if self.profile is None else self.profile["profile_sha256"]
+
+    @property
+    def config_sha256(self) -> str | None:
+        """Of the settings that the engine runs, default ones included; None: not a Tandem server."""
+        return None if self.profile is None else self.profile["config_sha256"]
+
 
 class _AttemptError(Exception):
     """One attempt that gave no whole reply."""

@@ -49,6 +49,11 @@ class Task:
         """The same task with at most `limit` items, evenly spread."""
         return self if limit is None else replace(self, items=spread(self.items, limit))
 
+    def fitting(self, max_model_len: int | None) -> Task:
+        """The same task with room for the prompt: replies of at most 3/4 of the server's context, in tokens."""
+        room = self.max_tokens if max_model_len is None else max(1, max_model_len * 3 // 4)
+        return replace(self, max_tokens=min(self.max_tokens, room))
+
     def judge(self, record: RequestRecord, item: Item) -> RequestRecord:
         """The record with its outcome and answer. Only content is read, never reasoning; an error stays an error.
 
