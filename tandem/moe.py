@@ -1,0 +1,171 @@
+"""One engine a process: it holds the settings, the threads and the counters, and computes each layer's experts.
+
+A layer's forward is: take the routing, leave out rows that are no tokens, compute the picked experts on the threads,
+return the sum (under tensor parallelism: this rank's part of it, which vLLM reduces).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from tandem import compat
+from tandem.config import ResolvedConfig
+from tandem.cpu_pool import CpuPlan, CpuPool, plan_cpus, remembered_affinity
+from tandem.errors import UnsupportedError
+from tandem.kernels.moe.cpu import Layer, moe_cpu
+from tandem.kernels.moe.op import register_layer
+from tandem.kernels.moe.ref import Swiglu
+from tandem.package.manifest import Manifest, read_manifest
+from tandem.placement import effective_fp4_top
+from tandem.profile import Profile
+from tandem.stats import Identity, StatsPage
+from tandem.store import HostExperts
+from tandem.topology import usable_cpus
+
+
+class Geometry(NamedTuple):
+    """What vLLM says of a layer it builds; the package must agree."""
+
+    num_experts: int
+    hidden: int
+    intermediate: int  # of the whole model
+
+
+class Engine:
+    """Settings, threads and counters of one rank for one package."""
+
+    def __init__(
+        self, package: Path, resolved: ResolvedConfig, profile: Profile | None, tp_rank: int, tp_size: int
+    ) -> None:
+        self.package = package
+        self.manifest: Manifest = read_manifest(package)
+        self.config = resolved.config
+        self.tp_rank, self.tp_size = tp_rank, tp_size
+        self.fp4_top = effective_fp4_top(self.manifest, self.config.fp4_top)
+        plan = plan_cpus(usable_cpus(affinity=remembered_affinity()), self.config, tp_rank, tp_size)
+        self.pool = CpuPool(plan)
+        self.page = StatsPage(
+            self._identity(resolved, profile, plan), [(e.layer, e.num_experts) for e in self.manifest.layers]
+        )
+        self.page.add("pin_failures", len(self.pool.pin_failures))
+        self.announced = False
+        self._first_layer: int | None = None
+
+    def describe(self, resolved: ResolvedConfig, profile: Profile | None) -> str:
+        """The line that the log shows at boot."""
+        origin = "default settings (no profile)" if profile is None else f"profile {profile.id}"
+        settings = ", ".join(
+            f"{name}={value}" for name, value in dataclasses.asdict(resolved.config).items() if value is not None
+        )
+        return (
+            f"Tandem: {origin}; rank {self.tp_rank}/{self.tp_size}: fp4_top {self.fp4_top}, "
+            f"{self.pool.threads} threads for experts; {settings}"
+        )
+
+    def _identity(self, resolved: ResolvedConfig, profile: Profile | None, plan: CpuPlan) -> Identity:
+        return Identity(
+            rank=self.tp_rank,
+            ranks=self.tp_size,
+            config_sha256=self.config.sha256,
+            profile_sha256=None if profile is None else profile.sha256,
+            package_sha256=self.manifest.sha256,
+            settings=dataclasses.asdict(self.config),
+            origins=dict(resolved.origins),
+            fp4_top=self.fp4_top,
+            threads=self.pool.threads,
+            cpus=[sorted(cpus) for cpus in plan.cpus],
+            shared_cores=plan.shared,
+            pinning_errors=list(self.pool.pin_failures),
+        )
+
+    def add_layer(self, index: int, geometry: Geometry, swiglu: Swiglu, *, weight_on_input: bool) -> MoeRuntime:
+        """Open layer `index`. Raises PackageError or UnsupportedError where package and model do not fit."""
+        entry = self.manifest.layer(index)
+        stated = Geometry(entry.num_experts, entry.hidden, entry.intermediate)
+        if stated != geometry:
+            raise UnsupportedError(
+                f"layer {index}: the package holds (experts, hidden, intermediate) = {tuple(stated)}, "
+                f"the model asks for {tuple(geometry)}; pack this model's own checkpoint"
+            )
+        experts = HostExperts(self.package, self.manifest, entry, self.fp4_top, self.tp_rank, self.tp_size)
+        return MoeRuntime(self, index, experts, swiglu, weight_on_input=weight_on_input)
+
+    def count(self, layer: int, rows: int, counts: np.ndarray, layout: Layer, elapsed_ns: int) -> None:
+        """Record one forward of one layer. counts: [E] rows per expert."""
+        if self._first_layer is None:
+            self._first_layer = layer
+        if layer == self._first_layer:
+            self.page.add("steps", 1)
+            self.page.add("tokens", rows)
+        for section, members in layout.members.items():
+            self.page.add(f"experts_{section}", int(counts[members].sum()))
+        self.page.add("expert_ns", elapsed_ns)
+        self.page.route(layer, counts)
+
+
+class MoeRuntime:
+    """One layer, ready to run. `handle` names it to the operator for as long as this object lives."""
+
+    def __init__(
+        self, engine: Engine, index: int, experts: HostExperts, swiglu: Swiglu, *, weight_on_input: bool
+    ) -> None:
+        self.engine = engine
+        self.index = index
+        self.experts = experts
+        sections = experts.placement.sections
+        self.layout = Layer(
+            hidden=experts.entry.hidden,
+            inner=experts.inner,
+            section_of=sections,
+            members={
+                name: np.flatnonzero([section == name for section in sections]) for name in experts.placement.used
+            },
+            decode={name: partial(experts.decode, name) for name in experts.placement.used},
+            swiglu=swiglu,
+            weight_on_input=weight_on_input,
+        )
+        self.step: Callable[[], tuple[bool, torch.Tensor | None]] = compat.step
+        self.handle = register_layer(self)
+
+    def forward_cpu(
+        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, padding: torch.Tensor | None
+    ) -> torch.Tensor:
+        """x: [T, H], topk_weights: [T, K], topk_ids: [T, K], padding: [>= T] bool; all on the CPU -> [T, H] as x."""
+        started = time.perf_counter_ns()
+        ids = topk_ids.numpy().astype(np.int64, copy=False)
+        rows = ids.shape[0]
+        if padding is not None:
+            mask = padding[:rows].numpy()
+            rows -= int(mask.sum())
+            ids = np.where(mask[:, None], -1, ids)
+        pool = self.engine.pool
+        y, counts = moe_cpu(x, topk_weights.float(), ids, self.layout, pool.threads, pool.run)
+        self.engine.count(self.index, rows, counts, self.layout, time.perf_counter_ns() - started)
+        return y
+
+
+_engines: weakref.WeakValueDictionary[tuple[object, ...], Engine] = weakref.WeakValueDictionary()
+
+
+def engine_for(package: Path, resolved: ResolvedConfig, profile: Profile | None, tp_rank: int, tp_size: int) -> Engine:
+    """This process's engine for a package and settings: the target's layers and the drafter's share it."""
+    key = (package.resolve(), resolved.config.sha256, profile and profile.sha256, tp_rank, tp_size)
+    engine = _engines.get(key)
+    if engine is None:
+        engine = Engine(package, resolved, profile, tp_rank, tp_size)
+        _engines[key] = engine
+    return engine
+
+
+def active_engines() -> Sequence[Engine]:
+    """The engines of this process that some layer still uses."""
+    return tuple(_engines.values())
