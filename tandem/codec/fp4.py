@@ -11,6 +11,7 @@ from tandem.codec import planes
 from tandem.codec.base import ExpertWeights, RecordLayout
 from tandem.codec.parallel import map_threads
 from tandem.codec.planes import PANEL_WEIGHTS, Plane
+from tandem.errors import PackageError
 from tandem.package.manifest import CodecSpec
 
 GROUP = 32  # weights that share a scale
@@ -63,7 +64,10 @@ def round_to_fp4(weight: torch.Tensor) -> Packed:
 
 def _round_rows(weight: torch.Tensor) -> Packed:
     groups = weight.view(weight.shape[0], -1, GROUP)
-    mantissa, exponent = torch.frexp(groups.abs().amax(-1))
+    largest = groups.abs().amax(-1)
+    if not torch.isfinite(largest).all():
+        raise PackageError("a weight is NaN or infinite; download the checkpoint again, or report it to its maker")
+    mantissa, exponent = torch.frexp(largest)
     no_clip = torch.where(mantissa <= 0.75, exponent - 3, exponent - 2)  # 6 = 0.75 * 2^3
     lower = (no_clip - 1).clamp(-E8M0_BIAS, E8M0_BIAS)
     no_clip = no_clip.clamp(-E8M0_BIAS, E8M0_BIAS)
