@@ -74,11 +74,12 @@ def plan_server(
     platform: Platform,
     capabilities: Capabilities,
     cpus: Sequence[int],
+    cores: int,
     executable: Sequence[str],
     plugins: Iterable[str],
     environment: Mapping[str, str],
 ) -> ServePlan:
-    """The plan. `config`: the package's config.json; `cpus`: ids of usable CPUs, for the ranks of a CPU server.
+    """The plan. `config`: the package's config.json; `cpus`: ids of usable CPUs; `cores`: how many cores they are.
 
     A flag of the user's wins over each default of ours, and no flag is emitted twice. Raises UsageError and
     UnsupportedError for flags that contradict it.
@@ -95,7 +96,7 @@ def plan_server(
     argv = (*executable, *(token for item in items for token in item.tokens))
     return ServePlan(
         argv,
-        _environment(config, flags, platform, cpus, plugins, environment),
+        _environment(config, flags, platform, cpus, cores, plugins, environment),
         value_of(flags, "--host") or host or DEFAULT_HOST,
         port_number(value_of(flags, "--port"), port),
         value_of(flags, "--uds"),
@@ -225,6 +226,7 @@ def _environment(
     flags: Sequence[Flag],
     platform: Platform,
     cpus: Sequence[int],
+    cores: int,
     plugins: Iterable[str],
     environment: Mapping[str, str],
 ) -> dict[str, str]:
@@ -238,6 +240,10 @@ def _environment(
     ranks = tensor_parallel(flags)
     if ranks > 1:
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = _core_sets(cpus, ranks)
+    else:
+        # The only rank then lives in the engine's process: one import of vLLM and one process less. vLLM gives each
+        # worker process its OpenMP threads (all cores but one); without such a process we say how many.
+        defaults |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(max(1, cores - 1))}
     return chosen | {key: value for key, value in defaults.items() if key not in environment}
 
 

@@ -113,6 +113,7 @@ def serve(
         platform=vllm.platform,
         capabilities=capabilities(),
         cpus=[cpu.id for cpu in machine.usable],
+        cores=machine.usable_cores,
         executable=launch.vllm_executable(),
         plugins=launch.general_plugins(),
         environment=os.environ,

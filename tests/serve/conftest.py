@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ def box() -> Box:
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "state"
     monkeypatch.setenv("TANDEM_STATE_DIR", str(folder))
-    for name in ("TANDEM_PROFILE_DIR", "VLLM_PLUGINS", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND"):
+    for name in (*(name for name in os.environ if name.startswith("VLLM_")), "TANDEM_PROFILE_DIR", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     return folder
 

@@ -29,6 +29,7 @@ def plan(*flags: str, **changed: Any) -> ServePlan:
         "platform": "cpu",
         "capabilities": capabilities(),
         "cpus": [0, 1, 4, 5],
+        "cores": 4,
         "executable": ("python", "vllm"),
         "plugins": ("other", "tandem"),
         "environment": {},
@@ -42,7 +43,12 @@ def test_the_cpu_line() -> None:
         *("--served-model-name", "tiny", "--enforce-eager", "--dtype", "bfloat16", "--gpu-memory-utilization", "0.2"),
         *("--max-model-len", "2048", "--additional-config", '{"tandem":{"profile":"/state/run/p.json"}}'),
     )
-    assert plan().env == {"VLLM_PLUGINS": "tandem,other", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    assert plan().env == {
+        "VLLM_PLUGINS": "tandem,other",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": "3",
+    }
 
 
 def test_the_cuda_line() -> None:
@@ -82,7 +88,12 @@ def test_a_unix_socket_has_no_address() -> None:
 
 
 def test_the_environment_that_is_there_wins() -> None:
-    there = {"VLLM_PLUGINS": "mine", "VLLM_CPU_KVCACHE_SPACE": "7"}
+    there = {
+        "VLLM_PLUGINS": "mine",
+        "VLLM_CPU_KVCACHE_SPACE": "7",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    }
     assert plan(environment=there).env == {"VLLM_PLUGINS": "tandem,mine"}
 
 
@@ -99,7 +110,8 @@ def test_kv_space_follows_the_context() -> None:
 
 
 def test_ranks_get_disjoint_cpus() -> None:
-    assert plan("-tp", "2").env["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|4,5"
+    env = plan("-tp", "2").env
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|4,5" and "VLLM_ENABLE_V1_MULTIPROCESSING" not in env
     with pytest.raises(UsageError, match="needs 8 CPUs and this box lets us use 4"):
         plan("-tp", "8")
 
@@ -107,7 +119,8 @@ def test_ranks_get_disjoint_cpus() -> None:
 def test_the_line_survives_a_shell() -> None:
     made = plan("--override-generation-config", '{"temperature": 0}')
     assert shlex.split(made.shell_line) == [
-        *("env", "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_PLUGINS=tandem,other"),
+        *("env", "OMP_NUM_THREADS=3", "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_ENABLE_V1_MULTIPROCESSING=0"),
+        "VLLM_PLUGINS=tandem,other",
         *made.argv,
     ]
 
