@@ -74,12 +74,13 @@ def plan_server(
     platform: Platform,
     capabilities: Capabilities,
     cpus: Sequence[int],
-    cores: int,
+    cores: int | None = None,
     executable: Sequence[str],
     plugins: Iterable[str],
     environment: Mapping[str, str],
 ) -> ServePlan:
-    """The plan. `config`: the package's config.json; `cpus`: ids of usable CPUs; `cores`: how many cores they are.
+    """The plan. `config`: the package's config.json; `cpus`: ids of usable CPUs; `cores`: how many cores they are
+    (None: as many as CPUs).
 
     A flag of the user's wins over each default of ours, and no flag is emitted twice. Raises UsageError and
     UnsupportedError for flags that contradict it.
@@ -96,7 +97,7 @@ def plan_server(
     argv = (*executable, *(token for item in items for token in item.tokens))
     return ServePlan(
         argv,
-        _environment(config, flags, platform, cpus, cores, plugins, environment),
+        _environment(config, flags, platform, cpus, len(cpus) if cores is None else cores, plugins, environment),
         value_of(flags, "--host") or host or DEFAULT_HOST,
         port_number(value_of(flags, "--port"), port),
         value_of(flags, "--uds"),
