@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from tandem_tuner.estimate import Estimate, Ratio, estimate, rate_tok_s, ratio
+from tandem_evals.rate import Rate
+from tandem_tuner.estimate import Ratio, estimate, rate_tok_s, ratio
 from tandem_tuner.gate import Paired, non_inferior, paired
 from tandem_tuner.propose import best, may_win
 from tandem_tuner.records import BootRecord, Sample, pooled, settled
@@ -24,7 +25,7 @@ class Verdict(NamedTuple):
     result: Result
     winner: Knobs
     challenger: Knobs | None  # the fastest valid settings other than the default
-    estimate: Estimate
+    estimate: Rate
     vs_default: Ratio | None  # challenger over default
     repeat_spread: float | None  # largest change of the default's rate from boot to boot, a share
     quality: Paired | None  # challenger against default, on the questions both were asked

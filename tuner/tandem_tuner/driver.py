@@ -5,15 +5,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from tandem_evals.task import Item
 from tandem_tuner.records import Outcome, Sample, Settings
-
-
-class Question(NamedTuple):
-    """One item of a task, as it is asked."""
-
-    item: str  # id
-    prompt: str
-    answer: str  # the reference that the reply is scored against
 
 
 class Failure(NamedTuple):
@@ -35,8 +28,8 @@ class Server(Protocol):
         """The hash that the running engine reports for its profile."""
         ...
 
-    def ask(self, question: Question, *, warmup: bool, timeout_s: float) -> Sample | Failure:
-        """Stream one question. A request that failed on a living server is `request_failed`, and may be asked again."""
+    def ask(self, item: Item, *, warmup: bool, timeout_s: float) -> Sample | Failure:
+        """Stream one question, and score it. The implementation asks again what a second attempt may mend."""
         ...
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The number and how sure it is: decode tok/s from samples, its interval, and the ratio of two. Pure and seeded.
+"""The number of a boot and the ratio of two: `tandem_evals.rate`, the one definition, applied to samples. Pure.
 
 The rate is sum(n_out - 1) / sum(t_last - t_first): every token after a question's first, over the time they took.
 """
@@ -6,50 +6,32 @@ The rate is sum(n_out - 1) / sum(t_last - t_first): every token after a question
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
+from tandem_evals.rate import NS_PER_S, RESAMPLES, SEED, Rate, decode_rate
+from tandem_evals.records import RequestRecord
 from tandem_tuner.records import Sample
-
-RESAMPLES = 4000
-LEVEL = 0.95
-BOOTSTRAP_SEED = 20_260_101  # any fixed value: the same samples always give the same interval
-
-
-class Estimate(NamedTuple):
-    """A rate with its interval over questions."""
-
-    tok_s: float
-    lo: float
-    hi: float
-    n: int  # questions with at least two tokens
-    tokens: int  # that were timed
 
 
 class Ratio(NamedTuple):
-    """One rate over another, with its interval."""
+    """One rate over another, with its 95 % interval."""
 
     value: float
     lo: float
     hi: float
 
 
+def estimate(samples: Sequence[Sample]) -> Rate | None:
+    """The rate of the measured samples with its interval over questions; None when nothing could be timed."""
+    return decode_rate(cast("Sequence[RequestRecord]", samples))  # a Sample has every field that the rate reads
+
+
 def rate_tok_s(samples: Sequence[Sample]) -> float | None:
-    """Decode tok/s of `samples`; None when no question had two tokens."""
-    timed = [sample for sample in samples if sample.n_out > 1 and sample.decode_s > 0]
-    if not timed:
-        return None
-    return sum(sample.n_out - 1 for sample in timed) / sum(sample.decode_s for sample in timed)
-
-
-def estimate(samples: Sequence[Sample]) -> Estimate | None:
-    """The rate with a bootstrap interval over questions; None when nothing could be timed."""
+    """`estimate` without its interval."""
     tokens, seconds = _arrays(samples)
-    if not tokens.size:
-        return None
-    lo, hi = _interval(_resampled(tokens, seconds, stream=0))
-    return Estimate(float(tokens.sum() / seconds.sum()), lo, hi, int(tokens.size), int(tokens.sum()))
+    return float(tokens.sum() / seconds.sum()) if tokens.size else None
 
 
 def ratio(ours: Sequence[Sample], theirs: Sequence[Sample]) -> Ratio | None:
@@ -57,27 +39,22 @@ def ratio(ours: Sequence[Sample], theirs: Sequence[Sample]) -> Ratio | None:
     (tokens, seconds), (base_tokens, base_seconds) = _arrays(ours), _arrays(theirs)
     if not tokens.size or not base_tokens.size:
         return None
-    rates = _resampled(tokens, seconds, stream=0) / _resampled(base_tokens, base_seconds, stream=1)
-    lo, hi = _interval(rates)
+    draws = _resampled(tokens, seconds, stream=0) / _resampled(base_tokens, base_seconds, stream=1)
+    lo, hi = np.percentile(draws, [2.5, 97.5])
     value = (tokens.sum() / seconds.sum()) / (base_tokens.sum() / base_seconds.sum())
-    return Ratio(float(value), lo, hi)
+    return Ratio(float(value), float(lo), float(hi))
 
 
 def _arrays(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
-    timed = [sample for sample in samples if sample.n_out > 1 and sample.decode_s > 0]
-    tokens = np.array([sample.n_out - 1 for sample in timed], dtype=np.float64)
-    return tokens, np.array([sample.decode_s for sample in timed], dtype=np.float64)
+    """Tokens after the first, and the seconds they took, of each measured question that can be timed."""
+    timed = [sample for sample in samples if sample.phase == "measured" and sample.rate_tok_s is not None]
+    tokens = np.array([sample.completion_tokens - 1 for sample in timed], dtype=np.float64)
+    return tokens, np.array([sample.decode_ns for sample in timed], dtype=np.float64) / NS_PER_S
 
 
 def _resampled(tokens: np.ndarray, seconds: np.ndarray, stream: int) -> np.ndarray:
     """tokens, seconds: [N] -> rates of RESAMPLES draws of N questions with replacement."""
-    generator = np.random.default_rng((BOOTSTRAP_SEED, stream))
+    generator = np.random.default_rng((SEED, stream))
     picks = generator.integers(0, tokens.size, size=(RESAMPLES, tokens.size))
     rates: np.ndarray = tokens[picks].sum(axis=1) / seconds[picks].sum(axis=1)
     return rates
-
-
-def _interval(draws: np.ndarray) -> tuple[float, float]:
-    tail = 100 * (1 - LEVEL) / 2
-    lo, hi = np.percentile(draws, [tail, 100 - tail])
-    return float(lo), float(hi)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tandem_evals.stats import flips
 from tandem_tuner.records import Sample
 
 SCREEN_LOSS = 0.10  # net share of a trial's questions lost to the default that ends a candidate's chances
@@ -41,10 +42,8 @@ def paired(candidate: Sequence[Sample], default: Sequence[Sample]) -> Paired:
     """Pair by item; an item asked twice counts with its last answer."""
     ours = {sample.item: sample.correct for sample in candidate}
     theirs = {sample.item: sample.correct for sample in default}
-    shared = ours.keys() & theirs.keys()
-    lost = sum(theirs[item] and not ours[item] for item in shared)
-    won = sum(ours[item] and not theirs[item] for item in shared)
-    return Paired(len(shared), lost, won)
+    changed = flips(theirs, ours)
+    return Paired(changed.n, changed.lost, changed.won)
 
 
 def accuracy(samples: Sequence[Sample]) -> float | None:

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem_tuner.budget import Costs, Limits, affords_search, announce, confirm_questions, costs, left
+from tandem_evals.task import Item
+from tandem_tuner.budget import STOP_S, Costs, Limits, affords_search, announce, confirm_questions, costs, left
 from tandem_tuner.confirm import pending
-from tandem_tuner.driver import Driver, Question
+from tandem_tuner.driver import Driver
 from tandem_tuner.estimate import estimate
 from tandem_tuner.gate import paired, screened_out
+from tandem_tuner.interrupts import Interrupts
 from tandem_tuner.propose import propose
 from tandem_tuner.records import BootRecord, Outcome, Phase
 from tandem_tuner.space import Knobs
-from tandem_tuner.study import Study
+from tandem_tuner.study import Running, Study
 from tandem_tuner.trial import BootJob, run_boot
 from tandem_tuner.warmup import WarmupRule
 
@@ -31,8 +33,8 @@ LEAST_QUESTION_TIMEOUT_S = 60.0
 class Exam:
     """The questions of a study: `asked` in the order of asking (a trial takes the first ones), `warmup` beside them."""
 
-    asked: tuple[Question, ...]
-    warmup: tuple[Question, ...]
+    asked: tuple[Item, ...]
+    warmup: tuple[Item, ...]
     per_trial: int
     max_tokens: int
 
@@ -67,14 +69,17 @@ def next_step(study: Study, exam: Exam, limits: Limits) -> Step | None:
     return None
 
 
-def run_study(study: Study, driver: Driver, exam: Exam, limits: Limits, say: Say) -> None:
+def run_study(
+    study: Study, driver: Driver, exam: Exam, limits: Limits, say: Say, interrupts: Interrupts | None = None
+) -> None:
     """Boot until nothing is left to do. On KeyboardInterrupt the server is down and the boot recorded, then it passes
     through; the records so far are good for a verdict."""
+    interrupts = interrupts or Interrupts()
     say(announce(limits, left(limits, study.records), costs(study.records, exam.max_tokens), exam.per_trial, exam.rule))
     while (step := next_step(study, exam, limits)) is not None:
         used = limits.max_boots - left(limits, study.records).confirm_boots
         say(f"boot {used + 1}/{limits.max_boots} ({step.why}): {step.knobs}, {step.questions} questions")
-        record = _boot(study, driver, exam, limits, step, lambda line: say(f"  {line}"))
+        record = _boot(study, driver, exam, limits, step, lambda line: say(f"  {line}"), interrupts)
         say(f"  {describe(record)}")
         after = left(limits, study.records)
         say(f"  {after.confirm_boots} boots and {after.seconds / 60:.1f} min left")
@@ -91,29 +96,40 @@ def describe(record: BootRecord) -> str:
     )
 
 
-def _boot(study: Study, driver: Driver, exam: Exam, limits: Limits, step: Step, say: Say) -> BootRecord:
+def _boot(
+    study: Study, driver: Driver, exam: Exam, limits: Limits, step: Step, say: Say, interrupts: Interrupts
+) -> BootRecord:
+    job = _job(study, driver, exam, limits, step)
+    running: Running | None = None
+    try:
+        with interrupts.shield():
+            running = study.begin(step.phase, step.why, job.settings, driver.utc())
+        record = _gated(study, run_boot(driver, job._replace(trial=running.trial), say))
+        with interrupts.shield():
+            study.finish(record)
+    except KeyboardInterrupt:
+        if running is not None and running.index == len(study.records):
+            with interrupts.shield():
+                study.interrupt(running, driver.utc())
+        raise
+    return record
+
+
+def _job(study: Study, driver: Driver, exam: Exam, limits: Limits, step: Step) -> BootJob:
     cost, have = costs(study.records, exam.max_tokens), left(limits, study.records)
-    running = study.begin(step.phase, step.why, step.knobs.settings(), driver.utc())
-    job = BootJob(
-        number=running.index,
+    return BootJob(
+        number=len(study.records),
         phase=step.phase,
-        trial=running.trial,
+        trial=None,
         why=step.why,
-        settings=running.settings,
+        settings=step.knobs.settings(),
         questions=exam.asked[: step.questions],
         warmup=exam.warmup,
         rule=exam.rule,
         boot_timeout_s=_boot_timeout_s(cost, have.seconds),
         question_timeout_s=max(LEAST_QUESTION_TIMEOUT_S, QUESTION_TIMEOUT_FACTOR * cost.question_s),
-        deadline_s=driver.now_s() + have.seconds,
+        deadline_s=driver.now_s() + have.seconds - cost.question_s - STOP_S,
     )
-    try:
-        record = _gated(study, run_boot(driver, job, say))
-    except KeyboardInterrupt:
-        study.interrupt(running, driver.utc())
-        raise
-    study.finish(record)
-    return record
 
 
 def _may_search(limits: Limits, records: tuple[BootRecord, ...], cost: Costs, exam: Exam) -> bool:

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Literal
 
 from tandem.wire import Wire
+from tandem_evals.records import AnswerOutcome, RequestRecord
 
 Phase = Literal["search", "confirm"]
 
@@ -26,23 +27,40 @@ class Outcome(str, Enum):
     PORT_IN_USE = "port_in_use"
     INTERRUPTED = "interrupted"  # the tuner was stopped or killed while it ran; proposed again
     HUNG = "hung"  # the server lives, but a question got no answer in time
-    REQUEST_FAILED = "request_failed"  # a question failed twice on a living server
+    REQUEST_FAILED = "request_failed"  # a question failed on a living server, and again when it was repeated
     WRONG_PROFILE = "wrong_profile"  # the server runs other settings than the tuner wrote
     QUALITY_GATE = "quality_gate"  # answers got worse than the default settings' answers
     OUT_OF_TIME = "out_of_time"  # the budget ended before enough questions were measured
 
 
 class Sample(Wire):
-    """One streamed question."""
+    """One streamed question: a `RequestRecord` without its texts and chunks, fields and meanings the same."""
 
     item: str
-    warmup: bool  # kept in the record, never in the rate
-    n_prompt: int  # tokens
-    n_out: int  # tokens, as the server counted them
-    ttft_s: float
-    decode_s: float  # from the first token's arrival to the last one's
-    correct: bool
+    phase: Literal["warmup", "measured"]  # warm-up is kept in the record, never in the rate
+    prompt_tokens: int
+    completion_tokens: int  # as the server's usage says
+    ttft_ns: int | None
+    decode_ns: int  # from the first token's arrival to the last one's
+    outcome: AnswerOutcome
     truncated: bool  # ended at max_tokens
+
+    @classmethod
+    def of(cls, record: RequestRecord) -> Sample:
+        names = [name for name in cls.model_fields if name != "phase"]
+        phase: Literal["warmup", "measured"] = "warmup" if record.phase == "warmup" else "measured"
+        return cls(phase=phase, **{name: getattr(record, name) for name in names})
+
+    @property
+    def correct(self) -> bool:
+        return self.outcome == "correct"
+
+    @property
+    def rate_tok_s(self) -> float | None:
+        """Of this question alone; None when nothing could be timed."""
+        if self.completion_tokens < 2 or self.decode_ns <= 0:
+            return None
+        return (self.completion_tokens - 1) / (self.decode_ns / 1e9)
 
 
 class Settings(Wire):
@@ -76,11 +94,11 @@ class BootRecord(Wire):
     @property
     def measured(self) -> tuple[Sample, ...]:
         """The samples that count."""
-        return tuple(sample for sample in self.samples if not sample.warmup)
+        return tuple(sample for sample in self.samples if sample.phase == "measured")
 
     @property
     def warmup_n(self) -> int:
-        return sum(sample.warmup for sample in self.samples)
+        return sum(sample.phase == "warmup" for sample in self.samples)
 
     @property
     def truncated(self) -> int:

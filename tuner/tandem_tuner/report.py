@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.profile import show
+from tandem_evals.rate import Rate
 from tandem_tuner.confirm import Verdict
-from tandem_tuner.estimate import Estimate, estimate
+from tandem_tuner.estimate import estimate
 from tandem_tuner.records import BootRecord
 from tandem_tuner.space import Space
 from tandem_tuner.study import StudyMeta
@@ -119,7 +120,7 @@ def _estimate(record: BootRecord) -> dict[str, Any] | None:
     return _number(value) if value else None
 
 
-def _number(value: Estimate) -> dict[str, Any]:
+def _number(value: Rate) -> dict[str, Any]:
     return {"value": value.tok_s, "ci95": [value.lo, value.hi], "n": value.n, "tokens": value.tokens}
 
 

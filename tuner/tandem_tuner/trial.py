@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from tandem_tuner.driver import Driver, Failure, Question, Server
+from tandem_evals.task import Item
+from tandem_tuner.driver import Driver, Failure, Server
 from tandem_tuner.records import BootRecord, Outcome, Phase, Sample, Settings
 from tandem_tuner.warmup import WarmupRule, is_stationary
 
 LEAST_QUESTIONS = 5  # measured before the budget's end makes a trial count
-ATTEMPTS = 2  # of a question that failed on a living server
 
 Progress = Callable[[str], None]
 
@@ -23,8 +23,8 @@ class BootJob(NamedTuple):
     trial: int | None
     why: str
     settings: Settings
-    questions: tuple[Question, ...]  # measured, in this order
-    warmup: tuple[Question, ...]  # asked in this order, again from the first one when they run out
+    questions: tuple[Item, ...]  # measured, in this order
+    warmup: tuple[Item, ...]  # asked in this order, again from the first one when they run out
     rule: WarmupRule
     boot_timeout_s: float
     question_timeout_s: float
@@ -92,20 +92,18 @@ def _measure(
     return samples, None
 
 
-def _cycle(job: BootJob) -> Iterator[Question]:
+def _cycle(job: BootJob) -> Iterator[Item]:
     """Warm-up questions, at most `rule.most` of them."""
     for number in range(job.rule.most if job.warmup else 0):
         yield job.warmup[number % len(job.warmup)]
 
 
-def _ask_all(
-    driver: Driver, server: Server, job: BootJob, questions: Iterator[Question], *, warmup: bool
-) -> _Questioning:
+def _ask_all(driver: Driver, server: Server, job: BootJob, questions: Iterator[Item], *, warmup: bool) -> _Questioning:
     samples: list[Sample] = []
     for question in questions:
         if driver.now_s() >= job.deadline_s:
             return _Questioning(tuple(samples), None, True)
-        answer = _ask(server, question, job.question_timeout_s, warmup)
+        answer = server.ask(question, warmup=warmup, timeout_s=job.question_timeout_s)
         if isinstance(answer, Failure):
             return _Questioning(tuple(samples), answer, False)
         samples.append(answer)
@@ -117,14 +115,5 @@ def _ask_all(
 def _settled(samples: Sequence[Sample], rule: WarmupRule) -> bool:
     if len(samples) < rule.least:
         return False
-    rates = [(sample.n_out - 1) / sample.decode_s for sample in samples if sample.n_out > 1 and sample.decode_s > 0]
+    rates = [rate for sample in samples if (rate := sample.rate_tok_s) is not None]
     return is_stationary(rates, window=rule.least)
-
-
-def _ask(server: Server, question: Question, timeout_s: float, warmup: bool) -> Sample | Failure:
-    answer = server.ask(question, warmup=warmup, timeout_s=timeout_s)
-    for _ in range(ATTEMPTS - 1):
-        if not isinstance(answer, Failure) or answer.outcome is not Outcome.REQUEST_FAILED:
-            break
-        answer = server.ask(question, warmup=warmup, timeout_s=timeout_s)
-    return answer
