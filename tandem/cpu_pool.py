@@ -126,8 +126,10 @@ def _work(
     done: SimpleQueue[BaseException | None],
     started: SimpleQueue[str | None],
 ) -> None:
-    # one OpenMP thread for this thread's operators; vLLM's CPU worker replaces torch.set_num_threads by a no-op
+    # One OpenMP thread for this thread's operators. vLLM's CPU worker replaces torch.set_num_threads by a no-op. The
+    # first query makes the setting this thread's own; without it, the thread would take over later ones of others.
     torch._C.set_num_threads(1)
+    torch.get_num_threads()
     try:
         os.sched_setaffinity(0, cpus)  # 0 is this thread
         started.put(None)

@@ -24,7 +24,7 @@ from tandem.errors import UnsupportedError
 from tandem.kernels.moe.cpu import Layer, moe_cpu
 from tandem.kernels.moe.op import register_layer
 from tandem.kernels.moe.ref import Swiglu
-from tandem.package.manifest import Manifest, read_manifest
+from tandem.package.reader import open_package
 from tandem.placement import effective_fp4_top
 from tandem.profile import Profile
 from tandem.stats import Identity, StatsPage
@@ -46,8 +46,8 @@ class Engine:
     def __init__(
         self, package: Path, resolved: ResolvedConfig, profile: Profile | None, tp_rank: int, tp_size: int
     ) -> None:
-        self.package = package
-        self.manifest: Manifest = read_manifest(package)
+        self.package = open_package(package)
+        self.manifest = self.package.manifest
         self.config = resolved.config
         self.tp_rank, self.tp_size = tp_rank, tp_size
         self.fp4_top = effective_fp4_top(self.manifest, self.config.fp4_top)
@@ -96,7 +96,7 @@ class Engine:
                 f"layer {index}: the package holds (experts, hidden, intermediate) = {tuple(stated)}, "
                 f"the model asks for {tuple(geometry)}; pack this model's own checkpoint"
             )
-        experts = HostExperts(self.package, self.manifest, entry, self.fp4_top, self.tp_rank, self.tp_size)
+        experts = HostExperts(self.package, index, self.fp4_top, self.tp_rank, self.tp_size)
         return MoeRuntime(self, index, experts, swiglu, weight_on_input=weight_on_input)
 
     def count(self, layer: int, rows: int, counts: np.ndarray, layout: Layer, elapsed_ns: int) -> None:

@@ -23,10 +23,11 @@ FIX = "this build computes wrong results on this machine; do not serve with it, 
 
 def check_layer(runtime: MoeRuntime, dtype: torch.dtype) -> None:
     """Each section in use, by the path that serves. Raises CheckError."""
-    for section in runtime.experts.placement.used:
-        experts = [int(e) for e in runtime.layout.members[section][:EXPERTS_PER_SECTION]]
-        w13, w2 = _check_decode(runtime, section, experts)
-        _check_compute(runtime, section, experts, w13, w2, dtype)
+    with torch.device("cpu"):  # vLLM's loader may have made another device the default
+        for section in runtime.experts.placement.used:
+            experts = [int(e) for e in runtime.layout.members[section][:EXPERTS_PER_SECTION]]
+            w13, w2 = _check_decode(runtime, section, experts)
+            _check_compute(runtime, section, experts, w13, w2, dtype)
 
 
 def _check_decode(runtime: MoeRuntime, section: SectionName, experts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,10 +60,10 @@ def _check_compute(
     """The layer's output over NaN-poisoned buffers, against ref.py on the same decoded weights."""
     generator = torch.Generator(device="cpu").manual_seed(runtime.index)
     hidden = runtime.layout.hidden
-    x = torch.randn((ROWS, hidden), generator=generator, device="cpu", dtype=torch.float32).to(dtype)
-    local = torch.tensor([[row % len(experts), (row + 1) % len(experts)] for row in range(ROWS)], device="cpu")
+    x = torch.randn((ROWS, hidden), generator=generator, dtype=torch.float32).to(dtype)
+    local = torch.tensor([[row % len(experts), (row + 1) % len(experts)] for row in range(ROWS)])
     local[-1] = -1
-    weights = torch.rand((ROWS, 2), generator=generator, device="cpu", dtype=torch.float32) + 0.1
+    weights = torch.rand((ROWS, 2), generator=generator, dtype=torch.float32) + 0.1
     if runtime.layout.weight_on_input:
         local, weights = local[:, :1], weights[:, :1]
     layout = runtime.layout

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
-from tandem.codec.base import ExpertCodec, ExpertWeights
-from tandem.codec.registry import codec_for
+from tandem.codec.base import ExpertWeights
 from tandem.errors import UnsupportedError
-from tandem.package.manifest import LayerEntry, Manifest, SectionName
-from tandem.package.reader import open_layer
+from tandem.package.manifest import SectionName
+from tandem.package.reader import Package
 from tandem.placement import Placement, place
 
 
@@ -22,10 +20,9 @@ class HostExperts:
     Raises PackageError for a damaged file, UnsupportedError when a rank's slice does not fit the codec.
     """
 
-    def __init__(
-        self, package: Path, manifest: Manifest, entry: LayerEntry, fp4_top: int, tp_rank: int, tp_size: int
-    ) -> None:
-        self.entry = entry
+    def __init__(self, package: Package, layer: int, fp4_top: int, tp_rank: int, tp_size: int) -> None:
+        file = package.open_layer(layer)
+        self.entry = entry = file.entry
         self.placement: Placement = place(entry, fp4_top)
         self.tp_rank, self.tp_size = tp_rank, tp_size
         if entry.intermediate % tp_size:
@@ -33,10 +30,8 @@ class HostExperts:
                 f"layer {entry.layer}: intermediate size {entry.intermediate} does not divide by "
                 f"--tensor-parallel-size {tp_size}"
             )
-        file = open_layer(package, entry)
-        used = self.placement.used
-        self._records: dict[SectionName, torch.Tensor] = {name: file.records(name) for name in used}
-        self._codecs: dict[SectionName, ExpertCodec] = {name: codec_for(name, manifest.codecs[name]) for name in used}
+        self._records = {name: file.records(name) for name in self.placement.used}
+        self._codecs = package.codecs
 
     @property
     def inner(self) -> int:
