@@ -82,7 +82,10 @@ def pack(
     if out.resolve() == source.resolve() or source.resolve() in out.resolve().parents:
         raise UsageError(f"{out} lies inside the checkpoint; choose another folder")
     job = _plan(checkpoint, options, *(_origin(source) if name is None else (name, revision)))
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UsageError(f"{out}: {problem.strerror or problem}; choose another folder") from None
     with locked(out):
         journal = Journal(out)
         if not claim(out, overwrite=overwrite):
