@@ -21,12 +21,12 @@ def servers_dir() -> Path:
     return run_dir() / "servers"
 
 
-def clean_owned_orphans(records: Path | None = None, wait_s: float = 30.0) -> list[str]:
+def clean_owned_orphans(records: Path | None = None, wait_s: float = 30.0, grace_s: float = 5.0) -> list[str]:
     """End the servers of Tandem processes that died without stopping them; one line for each server that was ended.
 
     Reads the records: a server whose recorded parent still lives is left alone. A process is ended only when its pid
     and its start time are both recorded, in this boot of the machine, or when it descends from such a process.
-    wait_s: for a keeper that is already taking its server down.
+    wait_s: for a keeper that is already taking its server down. grace_s: between SIGTERM and SIGKILL.
     """
     folder = servers_dir() if records is None else records
     told: list[str] = []
@@ -47,7 +47,7 @@ def clean_owned_orphans(records: Path | None = None, wait_s: float = 30.0) -> li
         if is_alive(keeper):
             owned.append(keeper)
         living = sum(is_alive(identity) for identity in owned)
-        end_processes(owned, grace_s=5.0)
+        end_processes(owned, grace_s)
         record.unlink(missing_ok=True)
         if living:
             told.append(f"ended {living} process(es) that {document['purpose']!r} had left behind")

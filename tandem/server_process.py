@@ -6,6 +6,7 @@ process is written down, by pid and start time, before it can be orphaned: `clea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -205,7 +206,8 @@ class ServerProcess:
         if self._gone is None:
             killed = self._end_without_keeper()
         assert self._keeper.stdin is not None and self._keeper.stdout is not None
-        self._keeper.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # of a last command that a dead keeper never read
+            self._keeper.stdin.close()
         self._keeper.wait()
         self._keeper.stdout.close()
         return StopReport(self.returncode, killed, time.monotonic() - began)

@@ -244,11 +244,8 @@ def _stream(client: httpx.Client, url: str, body: Mapping[str, Any], timeout_s: 
                 raise _AttemptError(f"HTTP {response.status_code}: {_message(response)}", again)
             for line in response.iter_lines():
                 now_ns = time.monotonic_ns()
-                if line.startswith("data:"):
-                    data = line[5:].strip()
-                    if data == "[DONE]":
-                        break
-                    reply.take(json.loads(data), now_ns)
+                if line.startswith("data:") and line[5:].strip() != "[DONE]":
+                    reply.take(json.loads(line[5:]), now_ns)
                 if time.monotonic() > deadline:
                     raise _AttemptError(f"no whole reply within {timeout_s:g} s", again=False)
     except httpx.ConnectTimeout as problem:

@@ -28,7 +28,7 @@ HUB_DATASET = ("openai/gsm8k", "main", "test")
 HUB_TIMEOUT_S = 30.0
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-_SIGNED = rf"(?:(?<![\w)\].])[-−])?\$?\s?(?:(?<=\$)[-−])?(?:{_DIGITS})"
+_SIGNED = rf"(?:(?<![\w)\].])[-−])?(?:\$\s?[-−]?)?(?:{_DIGITS})"
 NUMBER = re.compile(rf"(?<![\d.])(?:{_SIGNED})")
 MARKED = re.compile(rf"####[ \t]*[*_`({{\\]*[ \t]*(?P<number>{_SIGNED})")
 REMARK = re.compile(r"(?<=\S)\s*\([^()]*\)")  # `12 (see step 3)`: what stands in parentheses after an answer
@@ -126,7 +126,7 @@ def _items(lines: list[bytes], where: str) -> tuple[Item, ...]:
             row = json.loads(line)
             item = Item(f"gsm8k-test-{number - 1}", row["question"], row["answer"])
             gold(item.answer)
-        except (ValueError, KeyError, TypeError, ArithmeticError):
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
             raise UsageError(
                 f'{where}:{number}: not a GSM8K line; it must be {{"question": ..., "answer": "... #### <number>"}}'
             ) from None
