@@ -27,19 +27,26 @@ def exam(per_trial: int = 20, items: int = 200) -> Exam:
     return Exam(asked, warmup, per_trial, 128)
 
 
-def meta(per_trial: int = 20) -> StudyMeta:
+def meta(over: Space, per_trial: int = 20) -> StudyMeta:
     task = TaskFacts(
-        name="gsm8k-200", version="1", source="test items", questions_sha256="0" * 64, questions=per_trial, max_tokens=128
+        name="gsm8k-200",
+        version="1",
+        source="test items",
+        questions_sha256="0" * 64,
+        questions=per_trial,
+        max_tokens=128,
     )
     hard = {"cpu": "Simulated", "cores": 2}
     return StudyMeta(
         schema=SCHEMA,
-        key=study_key(hard, "a" * 64, task),
+        key=study_key(hard, "a" * 64, task, over),
         machine_hard=hard,
         package="/packages/mini",
         package_sha256="a" * 64,
         task=task,
         space_version=1,
+        choices=dict(over.choices),
+        default=over.default.settings(),
         created_utc=UTC,
         tandem=TANDEM,
     )
@@ -47,7 +54,8 @@ def meta(per_trial: int = 20) -> StudyMeta:
 
 def new_study(path: Path, over: Space | None = None) -> Study:
     path.mkdir(parents=True, exist_ok=True)
-    return Study.create(path, meta(), over or space())
+    over = over or space()
+    return Study.create(path, meta(over), over)
 
 
 def sample(item: str, tok_s: float, *, correct: bool = True, tokens: int = 101, warmup: bool = False) -> Sample:

@@ -47,7 +47,6 @@ class Script:
     """What goes wrong: by settings or by boot number."""
 
     outcomes: Mapping[int | str, Outcome] = field(default_factory=dict)  # boot number, or str(settings' fp4_top=...)
-    flaky_every: int = 0  # every n-th request fails once
     interrupt_at: float | None = None  # virtual time at which Ctrl-C is pressed
 
     def outcome(self, number: int, settings: Settings) -> Outcome | None:
@@ -68,7 +67,7 @@ class FakeDriver:
     script: Script = field(default_factory=Script)
     boot_s: float = 50.0
     ttft_s: float = 0.1
-    accuracy: Callable[[Settings], float] = lambda settings: 0.97
+    accuracy: Callable[[Settings], float] = lambda _: 0.97
     max_tokens: int = 128
     seed: int = 0
     clock_s: float = 0.0
@@ -142,9 +141,6 @@ class FakeServer:
             return Failure(Outcome.HUNG, f"no answer in {timeout_s:.0f} s")
         if self.outcome is Outcome.REQUEST_FAILED:
             return Failure(Outcome.REQUEST_FAILED, "HTTP 500")
-        if driver.script.flaky_every and self.asked % driver.script.flaky_every == 0:
-            driver.spend(0.1)
-            return Failure(Outcome.REQUEST_FAILED, "HTTP 503")
         noise = driver.noise
         boot = math.exp(noise.boot * driver.generator("boot", self.number).standard_normal())
         random = driver.generator("ask", self.number, number)

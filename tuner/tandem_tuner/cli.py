@@ -26,9 +26,7 @@ def run(
     ),
     gsm8k: Path | None = typer.Option(None, metavar="PATH", help="GSM8K's test.jsonl"),
     questions: int = typer.Option(TRIAL_QUESTIONS, min=5, max=200, help="a trial; the confirmation asks up to 200"),
-    max_tokens: int | None = typer.Option(
-        None, min=2, help="of an answer (default: 128 for the mini model, else 6000)"
-    ),
+    max_tokens: int | None = typer.Option(None, min=2, help="of an answer (default: 128 for the mini model)"),
     max_boots: int = typer.Option(MAX_BOOTS, min=1, help="servers to boot at most, confirmation included"),
     max_minutes: float = typer.Option(MAX_MINUTES, min=0.5, help="of booting and asking at most"),
     resume: bool = typer.Option(False, "--resume", help="go on with the newest study of this box and package"),
@@ -59,6 +57,7 @@ def run(
         say(f"questions: {asked.facts.source}")
         wanted = (study or "") if resume else None
         done = session.run(target, asked, limits, say, resume=wanted, interrupts=interrupts)
+        notes = [*asked.notes, *report.refused_notes(done.study.space)]
         line = serve_line(done.profile, done.profile_path, target) if done.profile and done.profile_path else None
         if as_json:
             emit_json(
@@ -66,7 +65,7 @@ def run(
                     done.study.meta,
                     done.study.records,
                     done.verdict,
-                    notes=list(asked.notes),
+                    notes=notes,
                     profile=None if done.profile is None else done.profile.document(),
                     profile_path=None if done.profile_path is None else str(done.profile_path),
                     serve=line,
@@ -74,7 +73,7 @@ def run(
                 )
             )
         else:
-            text = report.markdown(done.study.meta, done.study.space, done.study.records, done.verdict, asked.notes)
+            text = report.markdown(done.study.meta, done.study.records, done.verdict, notes)
             sys.stdout.write(text)
             if done.profile is not None and done.profile.evidence is not None:
                 sys.stdout.write(
@@ -90,16 +89,19 @@ def explain(
 ) -> None:
     """What a study measured, what each knob did, and why its winner won."""
     from tandem_tuner import effects, report
+    from tandem_tuner.confirm import decide
+    from tandem_tuner.space import Knobs
     from tandem_tuner.study import META, StudyMeta, read_records
 
     directory = _study_directory(study)
     meta = StudyMeta.read(directory / META, TuneError)
     records = read_records(directory)
+    verdict = decide(Knobs.of(meta.default), records)
     found = effects.effects(records)
     if as_json:
-        emit_json(report.document(meta, records, None, effects=effects.document(found)))
+        emit_json(report.document(meta, records, verdict, effects=effects.document(found)))
         return
-    sys.stdout.write(report.markdown(meta, None, records, None, ()) + "\n" + effects.markdown(found))
+    sys.stdout.write(report.markdown(meta, records, verdict, ()) + "\n" + effects.markdown(found))
 
 
 @app.command()

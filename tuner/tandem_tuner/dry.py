@@ -41,7 +41,7 @@ def show(
         asked = choose(gsm8k, per_trial=per_trial, max_tokens=max_tokens, is_mini=is_mini_package(manifest), tell=say)
         cost = costs((), asked.facts.max_tokens)
         plan = announce(limits, left(limits, ()), cost, per_trial, asked.exam.rule)
-        key = study_key(machine.hard, manifest.sha256, asked.facts)
+        key = study_key(machine.hard, manifest.sha256, asked.facts, space)
         boots = first_boots(space, key, min(SHOWN, limits.search_boots))
         line = target.plan(paths.studies_dir() / "STUDY" / PROFILE, ANY_PORT).shell_line
         document = {

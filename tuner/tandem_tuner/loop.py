@@ -61,7 +61,7 @@ def next_step(study: Study, exam: Exam, limits: Limits) -> Step | None:
         proposal = propose(study.space, records, study.meta.key)
         if proposal is not None:
             return Step("search", proposal.knobs, proposal.why, min(exam.per_trial, len(exam.asked)))
-    waiting = pending(study.space, records)
+    waiting = pending(study.space.default, records)
     for boots in range(min(len(waiting), have.confirm_boots), 0, -1):
         count = confirm_questions(have, cost, boots, exam.per_trial, exam.rule, len(exam.asked))
         if count:

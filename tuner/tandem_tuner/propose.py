@@ -35,18 +35,18 @@ def propose(space: Space, records: Sequence[BootRecord], key: str) -> Proposal |
     tried = {Knobs.of(record.settings) for record in search}
     if space.default not in tried:
         return Proposal(space.default, DEFAULT)
-    left = tuple(knobs for knobs in space.feasible if knobs not in tried and may_win(knobs, space, search))
+    left = tuple(knobs for knobs in space.feasible if knobs not in tried and may_win(knobs, space.default, search))
     if not left:
         return None
     return _contrast(space, search, left) or _sampled(space, search, left, key)
 
 
-def may_win(knobs: Knobs, space: Space, search: Sequence[BootRecord]) -> bool:
+def may_win(knobs: Knobs, default: Knobs, search: Sequence[BootRecord]) -> bool:
     """Fewer FP4 experts than the default's may only win where the questions can show a loss of quality."""
-    if knobs.fp4_top >= space.default.fp4_top:
+    if knobs.fp4_top >= default.fp4_top:
         return True
-    default = next((record for record in search if Knobs.of(record.settings) == space.default and record.ok), None)
-    return default is not None and informative(default.measured)
+    reference = next((record for record in search if Knobs.of(record.settings) == default and record.ok), None)
+    return reference is not None and informative(reference.measured)
 
 
 def best(records: Sequence[BootRecord]) -> BootRecord | None:

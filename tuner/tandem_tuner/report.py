@@ -28,9 +28,7 @@ COLUMNS = (
 )
 
 
-def markdown(
-    meta: StudyMeta, space: Space | None, records: Sequence[BootRecord], verdict: Verdict | None, notes: Sequence[str]
-) -> str:
+def markdown(meta: StudyMeta, records: Sequence[BootRecord], verdict: Verdict | None, notes: Sequence[str]) -> str:
     """The whole report."""
     lines = [
         f"## Study {meta.key[:12]}",
@@ -48,12 +46,19 @@ def markdown(
     ]
     if failures:
         lines += ["", *failures]
-    if space is not None and space.refused:
-        lines += ["", f"{len(space.refused)} settings do not fit in memory and were not booted."]
     lines += ["", *(f"- {note}" for note in notes)] if notes else []
     if verdict is not None:
         lines += ["", f"**{verdict.line}.** {evidence_line(verdict)}"]
     return "\n".join(lines) + "\n"
+
+
+def refused_notes(space: Space) -> list[str]:
+    """What was never booted because it does not fit."""
+    if not space.refused:
+        return []
+    worst = min(space.refused, key=lambda refused: refused.slack.slack_bytes)
+    short = f"{worst.slack.resource} is short by {-worst.slack.slack_bytes / (1 << 30):.2f} GiB"
+    return [f"{len(space.refused)} settings do not fit and were not booted; the largest ({worst.knobs}): {short}"]
 
 
 def table(records: Sequence[BootRecord]) -> str:

@@ -1,4 +1,4 @@
-"""The profile that a study leaves: the winner's settings with the evidence, in the folder where `tandem serve` looks."""
+"""The profile that a study leaves: the winner's settings and the evidence, where `tandem serve` looks."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def open_study(
 ) -> tuple[Path, bool]:
     """(directory, is it an old one). resume: None starts a new study; "" the newest of the same key, or a name."""
     folder = paths.studies_dir()
-    key = study_key(target.machine.hard, target.manifest.sha256, questions.facts)
+    key = study_key(target.machine.hard, target.manifest.sha256, questions.facts, space)
     same = find_studies(folder, key) if folder.is_dir() else []
     if resume is None:
         if same:
@@ -103,7 +103,7 @@ def run(
         study = Study.resume(directory, space, utc_now()) if old else _create(directory, target, questions, space)
         say(f"study: {directory}" + (f", {len(study.records)} boots recorded" if old else ""))
         interrupted = _run(study, target, questions, limits, say, interrupts)
-        verdict = decide(space, study.records)
+        verdict = decide(space.default, study.records)
         if verdict is None:
             return _without_verdict(study, interrupted)
         profile = profile_of(verdict, study.meta, target, directory.name, interrupted=interrupted, utc=utc_now())
@@ -113,12 +113,14 @@ def run(
 def _create(directory: Path, target: Target, questions: Questions, space: Space) -> Study:
     meta = StudyMeta(
         schema=SCHEMA,
-        key=study_key(target.machine.hard, target.manifest.sha256, questions.facts),
-        machine_hard=target.machine.hard,
+        key=study_key(target.machine.hard, target.manifest.sha256, questions.facts, space),
+        machine_hard={k: tuple(v) if isinstance(v, list) else v for k, v in target.machine.hard.items()},
         package=str(target.package),
         package_sha256=target.manifest.sha256,
         task=questions.facts,
         space_version=SPACE_VERSION,
+        choices=dict(space.choices),
+        default=space.default.settings(),
         created_utc=utc_now(),
         tandem=TANDEM,
     )

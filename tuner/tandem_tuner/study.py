@@ -50,6 +50,8 @@ class StudyMeta(Wire):
     package_sha256: str
     task: TaskFacts
     space_version: int
+    choices: dict[str, tuple[int | str, ...]]  # of each knob
+    default: Settings
     created_utc: str
     tandem: str
 
@@ -65,11 +67,12 @@ class Running(Wire):
     started_utc: str
 
 
-def study_key(machine_hard: Mapping[str, Any], package_sha256: str, task: TaskFacts) -> str:
-    """Equal keys may be resumed into each other: same box, package, questions, and meaning of the knobs."""
+def study_key(machine_hard: Mapping[str, Any], package_sha256: str, task: TaskFacts, space: Space) -> str:
+    """Equal keys may be resumed into each other: same box, package, questions, knobs and meaning of the knobs."""
     what = task.model_dump(mode="json")
     del what["source"]
-    return canonical_sha256([dict(machine_hard), package_sha256, what, SPACE_VERSION])
+    knobs = [SPACE_VERSION, {name: list(values) for name, values in space.choices.items()}, str(space.default)]
+    return canonical_sha256([dict(machine_hard), package_sha256, what, knobs])
 
 
 def find_studies(folder: Path, key: str) -> list[Path]:
