@@ -89,11 +89,13 @@ def resolve_target(
     options: PackOptions | None = None,
     gate: Gate | None = None,
     yes: bool = False,
+    record: bool = True,
 ) -> PackageTarget:
     """The package for `target`: itself, or packed from a checkpoint now, or packed from it earlier.
 
     None: with `last_tuned` the package of the newest profile, else the bundled mini model. `gate` is asked before
-    anything is downloaded or packed. `yes`: do not ask before large work. Raises a TandemError in one line.
+    anything is downloaded or packed. `yes`: do not ask before large work. `record`: note where the package is, so that
+    a profile leads to it. Raises a TandemError in one line.
     """
     plan = plan_target(target, last_tuned=last_tuned, options=options)
     if plan.kind == "hub":
@@ -109,7 +111,8 @@ def resolve_target(
             gate(read_config(source))
         _pack(source, plan.package, plan.options, yes)
     manifest = read_manifest(plan.package)
-    remember(plan.package, manifest.sha256)
+    if record:
+        remember(plan.package, manifest.sha256)
     return PackageTarget(plan.package, manifest.sha256, not plan.ready, plan.origin)
 
 

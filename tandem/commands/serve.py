@@ -89,10 +89,10 @@ def serve(
     if start:
         _check_port(host, port, flags)
     planned = plan_target(target, last_tuned=True)
-    if dry_run and not planned.ready:
+    if not start and not planned.ready:
         _show_unpacked(planned, gate, as_json)
         return
-    found = resolve_target(target, last_tuned=True, revision=revision, gate=gate, yes=yes)
+    found = resolve_target(target, last_tuned=True, revision=revision, gate=gate, yes=yes, record=start)
     say(f"package: {found.path} ({found.origin})")
     manifest = read_manifest(found.path)
     config = read_config(found.path)
@@ -204,7 +204,7 @@ def _check_port(host: str | None, port: int | None, flags: tuple[Flag, ...]) -> 
 
 
 def _show_unpacked(plan: Plan, gate: Gate, as_json: bool) -> None:
-    """`--dry-run` on a target that is not packed yet."""
+    """`--dry-run` and `--print-config` of a target that is not packed yet: its settings depend on the package."""
     if isinstance(plan.source, Path):
         gate(read_config(plan.source))
     document = {"would_pack": str(plan.source), "into": None if plan.package is None else str(plan.package)}

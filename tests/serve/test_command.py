@@ -60,7 +60,7 @@ def test_print_config_says_value_and_origin(command: Callable[..., Any], tuned: 
     }
     assert document["profile"]["base"] == profile.sha256
     assert document["package"]["sha256"] == read_manifest(package).sha256
-    assert not paths.run_dir().exists()
+    assert not paths.run_dir().exists() and not paths.packages_dir().exists()
     code, out, _ = command(str(package), "--print-config")
     assert code == 0 and f"profile        {profile.id} {profile.sha256}" in out
 
