@@ -87,6 +87,20 @@ class Geometry:
         return self.layers * self.top_k * self.expert_weights
 
 
+# deepseek-ai's config.json of V4.1-Flash: what doctor plans with when it is shown no checkpoint.
+V41_FLASH = Geometry(
+    layers=40,
+    experts=384,
+    top_k=6,
+    drafter_layers=3,
+    drafter_experts=128,
+    hidden=5120,
+    intermediate=2304,
+    engram_rows=384_006_168 + 384_016_682,
+    engram_columns=256,
+)
+
+
 def geometry(config: Mapping[str, Any], where: str) -> Geometry:
     """Read a DeepSeek-V4.1 config.json (nested under text_config, or flat). Raises UnsupportedError: a missing key."""
     text = config.get("text_config", config)
