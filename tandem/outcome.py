@@ -75,6 +75,7 @@ LOG_RULES = (
 CHILD_KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*: -9\b")  # vLLM v1/engine/utils.py
 ERROR_LINE = re.compile(r"^(\(.*?\) )?(ERROR .*?\] )?(?P<what>[\w.]*(Error|Exception|Exit)\b.*)$")
 PREFIX = re.compile(r"^(\(.*?\) )?([A-Z]+ [\d-]+ [\d:.]+ (\[[^\]]*\] ?)?)?")  # vLLM's process name, level, time, file
+POINTER = "See root cause above"  # vLLM's parent processes say this of their children's errors
 REASON_CHARS = 400
 ASKED_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -122,9 +123,10 @@ def _how_it_ended(returncode: int) -> str:
 
 
 def _error_line(log: str) -> str:
-    """The last line that names an exception, else the last line."""
+    """The last line that names an exception and does not only point to another one, else the last line."""
     for line in reversed(log.splitlines()):
-        if match := ERROR_LINE.match(line.strip()):
+        match = ERROR_LINE.match(line.strip())
+        if match and POINTER not in line:
             return match["what"][:REASON_CHARS]
     return _last_line(log)
 
