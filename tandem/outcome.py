@@ -75,7 +75,7 @@ LOG_RULES = (
 CHILD_KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*: -9\b")  # vLLM v1/engine/utils.py
 ERROR_LINE = re.compile(r"^(\(.*?\) )?(ERROR .*?\] )?(?P<what>[\w.]*(Error|Exception|Exit)\b.*)$")
 PREFIX = re.compile(r"^(\(.*?\) )?([A-Z]+ [\d-]+ [\d:.]+ (\[[^\]]*\] ?)?)?")  # vLLM's process name, level, time, file
-POINTER = "See root cause above"  # vLLM's parent processes say this of their children's errors
+POINTER = "root cause"  # vLLM's parent processes say where to look for their children's errors
 REASON_CHARS = 400
 ASKED_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -52,7 +52,7 @@ class StreamServer:
 
 
 @contextmanager
-def serve(script: Script, extra: Mapping[str, Any] | None = None) -> Iterator[StreamServer]:
+def serve(script: Script, extra: Mapping[str, Any] | None = None, port: int = 0) -> Iterator[StreamServer]:
     state = StreamServer(script, extra or {})
 
     class Handler(BaseHTTPRequestHandler):
@@ -142,7 +142,7 @@ def serve(script: Script, extra: Mapping[str, Any] | None = None) -> Iterator[St
             self.end_headers()
             self.wfile.write(data)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     state.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -11,6 +11,11 @@ from tandem.oom import OomKills, oom_kills
 from tandem.outcome import Evidence, Outcome, classify
 
 ENGINE = "(EngineCore pid=13520) ERROR 11-30 22:44:58 [core.py:1433] "
+WORKER = "(Worker pid=20867) ERROR 11-30 22:52:18 [multiproc_executor.py:948] "
+WORKER_FAILED = (
+    "Exception: WorkerProc initialization failed due to an exception in a background process. "
+    "See stack trace for root cause."
+)
 API = "(APIServer pid=13411) "
 FAILED = (
     API + "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): "
@@ -71,10 +76,10 @@ def log(*lines: str) -> str:
             "OSError: [Errno 98] Address already in use",
         ),
         (
-            log(ENGINE + "KeyError: 'model.layers.3'", FAILED % 1),
+            log(WORKER + "ValueError: Following weights were not initialized", WORKER_FAILED, FAILED % 1),
             1,
             Outcome.CRASHED,
-            "exit code 1: KeyError: 'model.layers.3'",
+            "exit code 1: ValueError: Following weights were not initialized",
         ),
         (log("PackageError: experts/l3.bin: 4095 bytes"), 4, Outcome.CRASHED, "exit code 4: PackageError"),
         (log("Segmentation fault"), -11, Outcome.CRASHED, "killed by SIGSEGV: Segmentation fault"),
