@@ -6,6 +6,8 @@ Python threads: the work inside a torch operator holds no interpreter lock.
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import threading
 import weakref
@@ -24,10 +26,16 @@ _affinity: frozenset[int] | None = None
 
 
 def remember_affinity() -> None:
-    """Keep this process's CPU mask as it is now: vLLM narrows it to one core when its worker starts."""
+    """Keep the CPUs that this process was given, as they are now: vLLM binds a CPU worker to the cores of its own
+    OpenMP threads, either when the worker starts or before, so a child process takes its parent's mask."""
     global _affinity
     if _affinity is None:
-        _affinity = frozenset(os.sched_getaffinity(0))
+        parent = multiprocessing.parent_process()
+        given = set(os.sched_getaffinity(0))
+        if parent is not None and parent.pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # the parent is gone: so will this process be
+                given |= os.sched_getaffinity(parent.pid)
+        _affinity = frozenset(given)
 
 
 def remembered_affinity() -> frozenset[int]:
@@ -46,8 +54,8 @@ class CpuPlan(NamedTuple):
 def plan_cpus(cpus: Sequence[Cpu], config: TandemConfig, rank: int = 0, ranks: int = 1) -> CpuPlan:
     """Give rank `rank` of `ranks` its whole cores (contiguous, so that ranks share few caches) and threads on them.
 
-    Without SMT each thread has a core's first usable CPU; with it the siblings come after all cores.
-    More threads than CPUs wrap around.
+    Unpinned threads may run on any CPU of the rank's cores. Pinned ones have a core's first usable CPU each; with SMT
+    the siblings come after all cores. More threads than CPUs wrap around.
     """
     place = {cpu.core: (cpu.node, cpu.l3, cpu.core) for cpu in cpus}
     cores = sorted(place, key=lambda core: place[core])
@@ -62,9 +70,9 @@ def plan_cpus(cpus: Sequence[Cpu], config: TandemConfig, rank: int = 0, ranks: i
         mine = [cpu for cpu in mine if cpu.id == firsts[cpu.core]]
     reserve = -(-config.reserve_cores // ranks)
     threads = config.cpu_threads or max(1, len(mine) - reserve * (len(mine) // len(own)))
-    everywhere = frozenset(cpu.id for cpu in mine)
     if config.pinning == "none":
-        return CpuPlan((everywhere,) * threads, shared)
+        anywhere = frozenset(cpu.id for cpu in cpus if cpu.core in own)
+        return CpuPlan((anywhere,) * threads, shared)
     order = compact(mine) if config.pinning == "compact" else spread(mine)
     return CpuPlan(tuple(frozenset({order[i % len(order)]}) for i in range(threads)), shared)
 

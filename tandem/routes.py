@@ -1,4 +1,4 @@
-"""The server's own endpoints: GET /tandem/profile, /tandem/stats and /tandem/routing.
+"""The server's own endpoints: GET /tandem/profile, /tandem/stats, /tandem/routing and /tandem/metrics.
 
 An endpoint plugin of vLLM: it lives in the API server and reads the ranks' shared-memory pages, so that a request costs
 the engine nothing. vLLM loads it when `VLLM_PLUGINS` names `tandem`, which `tandem serve` sees to.
@@ -28,7 +28,7 @@ class TandemEndpoints:
     required_tasks = None
 
     def attach_router(self, app: Any) -> None:
-        from fastapi.responses import JSONResponse
+        from fastapi.responses import JSONResponse, Response
 
         def answer(body: Body) -> JSONResponse:
             settings: Settings | str | None = getattr(app.state, "tandem", None)
@@ -42,6 +42,11 @@ class TandemEndpoints:
         for name, body in BODIES.items():
             app.add_api_route(f"/tandem/{name}", partial(answer, body), methods=["GET"], response_model=None)
 
+        def metrics() -> Response:
+            return Response(metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+        app.add_api_route("/tandem/metrics", metrics, methods=["GET"], response_model=None)
+
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:  # noqa: ARG002
         """Read the settings that the ranks were told to read too."""
         if engine_client is None:
@@ -51,7 +56,6 @@ class TandemEndpoints:
             state.tandem = engine_config(engine_client.vllm_config.additional_config)
         except TandemError as problem:
             state.tandem = f"{type(problem).__name__}: {problem}"
-        Collector.register()
 
 
 def plugin() -> TandemEndpoints:
@@ -118,19 +122,18 @@ def routing_body(ranks: list[stats.RankStats], settings: Settings) -> dict[str, 
 BODIES: dict[str, Body] = {"profile": profile_body, "stats": stats_body, "routing": routing_body}
 
 
+def metrics_text() -> bytes:
+    """The counters in Prometheus's format, one series a rank. vLLM's own /metrics merges files of its processes in a
+    registry that takes no further collector, so these have a path of their own."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    return bytes(generate_latest(registry))
+
+
 class Collector:
-    """The counters for vLLM's /metrics, read when it is scraped."""
-
-    registered = False
-
-    @classmethod
-    def register(cls) -> None:
-        """Add the counters to this process's registry, once."""
-        from prometheus_client import REGISTRY
-
-        if not cls.registered:
-            cls.registered = True
-            REGISTRY.register(cls())
+    """The counters at the moment of a scrape."""
 
     def collect(self) -> Iterable[Any]:
         from prometheus_client.core import CounterMetricFamily

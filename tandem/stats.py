@@ -11,8 +11,8 @@ import json
 import mmap
 import os
 import struct
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,7 +84,8 @@ class StatsPage:
         self._map[: HEADER.size] = HEADER.pack(
             MAGIC, len(blob), len(layers), width, len(COUNTERS), pid, start_time(pid) or 0, 0, 0
         )
-        self.close = weakref.finalize(self, _unlink, self.path, pid)
+        # not weakref.finalize: a process that multiprocessing started ends without atexit, but runs these
+        self.close = Finalize(self, _unlink, args=(self.path,), exitpriority=10)
 
     def add(self, name: str, amount: int) -> None:
         self._counters[COUNTERS.index(name)] += np.uint64(amount)
@@ -192,10 +193,8 @@ def _new_file(directory: Path, pid: int, size: int) -> Path:
         return path
 
 
-def _unlink(path: Path, pid: int) -> None:
-    # a forked child inherits the finalizer, not the page
-    if os.getpid() == pid:
-        path.unlink(missing_ok=True)
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
 
 
 def agreement(ranks: Sequence[RankStats], config_sha256: str, profile_sha256: str | None) -> list[str]:

@@ -32,7 +32,7 @@ def trace(
     """
     import httpx
 
-    from tandem.package.routing import Routing
+    from tandem.package.routing import ROUTING_SCHEMA, Routing
 
     chosen = load_prompts(prompts, gsm8k, n)
     key = api_key or os.environ.get("VLLM_API_KEY")
@@ -43,9 +43,8 @@ def trace(
         send_prompts(client, chosen.texts, max_tokens, lambda done: _progress(done, len(chosen.texts)))
         recorded = difference(before, take_snapshot(client))
     origin = f"{len(chosen.texts)} prompts from {chosen.origin}, max_tokens {max_tokens}"
-    document = Routing.model_validate(
-        {"schema": "tandem/routing/1", "origin": origin, "tokens": recorded.tokens, "layers": recorded.layers}
-    )
+    layers = {layer: tuple(counts) for layer, counts in recorded.layers.items()}
+    document = Routing(schema=ROUTING_SCHEMA, origin=origin, tokens=recorded.tokens, layers=layers)
     document.write(out)
     say(f"wrote {out}: {recorded.tokens} tokens, {len(recorded.layers)} layers ({origin})")
     if as_json:

@@ -50,21 +50,20 @@ def make_package(path: Path, *, raw: bool = False, layers: int = 1, scale: float
             blob += padded.numpy().tobytes()
         file = f"{EXPERTS_DIR}/{layer}.bin"
         (path / file).write_bytes(blob)
-        entries.append(
-            LayerEntry(
-                layer=layer,
-                drafter=False,
-                num_experts=EXPERTS,
-                top_k=TOP_K,
-                hidden=HIDDEN,
-                intermediate=INNER,
-                file=file,
-                bytes=len(blob),
-                sha256="0" * 64,
-                sections=sections,
-                routing=None,
-            )  # fmt: skip
+        entry = LayerEntry(
+            layer=layer,
+            drafter=False,
+            num_experts=EXPERTS,
+            top_k=TOP_K,
+            hidden=HIDDEN,
+            intermediate=INNER,
+            file=file,
+            bytes=len(blob),
+            sha256="0" * 64,
+            sections=sections,
+            routing=None,
         )
+        entries.append(entry)
     manifest = Manifest(
         format=PACKAGE_FORMAT, tandem=TANDEM, codecs={name: codec.spec for name, codec in codecs.items()},
         fp4=Fp4(max_top=0 if raw else len(FP4_ORDER), derived=True, order="index"), default_fp4_top=0 if raw else 1,

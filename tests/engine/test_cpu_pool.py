@@ -25,7 +25,7 @@ def cpus_of(plan: CpuPlan) -> list[list[int]]:
 def test_default_leaves_the_reserve_to_vllm() -> None:
     plan = plan_cpus(BOX, TandemConfig())
     assert len(plan.cpus) == 6
-    assert cpus_of(plan)[0] == list(range(8))
+    assert cpus_of(plan)[0] == list(range(16))
 
 
 def test_at_least_one_thread() -> None:
