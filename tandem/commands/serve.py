@@ -18,6 +18,7 @@ from tandem.console import emit_json, say
 from tandem.errors import UsageError
 from tandem.machine import Machine, probe_machine
 from tandem.package.manifest import Manifest, read_manifest
+from tandem.plan import geometry, package_items, ram_limit, ram_plan, v41_items, v41_vram_items, vram_plan
 from tandem.settings import AUTO, Chosen, Settings, check_fp4_top, choose_profile, settle
 from tandem.target import Gate, PackageTarget, Plan, plan_target, read_config, resolve_target
 from tandem.vllm_flags import Flag, parse_flags, value_of
@@ -58,6 +59,7 @@ def serve(
     smt: bool | None = typer.Option(None, "--smt/--no-smt", help="may threads share a core?"),
     host: str | None = typer.Option(None, help=f"address to listen at (default {launch.DEFAULT_HOST})"),
     port: int | None = typer.Option(None, help=f"port to listen at (default {launch.DEFAULT_PORT})"),
+    ram_gib: float | None = typer.Option(None, min=0.1, help="plan with this much RAM (default: all we may use)"),
     revision: str | None = typer.Option(None, help="of a hub id: branch, tag or commit"),
     print_config: bool = typer.Option(False, "--print-config", help="print each setting with its origin, and end"),
     dry_run: bool = typer.Option(False, "--dry-run", help="print what would be done; pack, write and start nothing"),
@@ -84,7 +86,9 @@ def serve(
         if value is not None
     }
     resolve(flags=knobs)
-    gate = box_gate(vllm, machine)
+    memory = machine.memory
+    ram_bytes = ram_limit(memory.total_bytes, memory.cgroup_bytes, ram_gib)
+    gate = box_gate(vllm, machine, ram_bytes, fp4_top or 0)
     start = not (dry_run or print_config)
     if start:
         _check_port(host, port, flags)
@@ -102,6 +106,7 @@ def serve(
         say(line)
     settings = settle(chosen, knobs, machine, found.manifest_sha256)
     used_fp4_top = check_fp4_top(settings.resolved, manifest, found.path)
+    ram_plan(package_items(manifest, used_fp4_top), ram_bytes)
     plan = launch.plan_server(
         package=found.path,
         served_name=manifest.source.name,
@@ -132,11 +137,14 @@ def serve(
     launch.run(plan)
 
 
-def box_gate(vllm: refuse.Vllm, machine: Machine) -> Gate:
-    """What refuses a model on this box, from its config.json alone."""
+def box_gate(vllm: refuse.Vllm, machine: Machine, ram_bytes: int, fp4_top: int = 0) -> Gate:
+    """What refuses a model on this box, from its config.json alone: its kernels, and the bytes of V4.1."""
 
     def gate(config: Mapping[str, Any]) -> None:
         refuse.check_model(config, vllm.platform, machine.gpus)
+        if refuse.is_v41(config):
+            ram_plan(v41_items(geometry(config, "config.json"), fp4_top), ram_bytes)
+            vram_plan(v41_vram_items(), machine.gpus[0].vram_bytes, "cuda:0")
 
     return gate
 

@@ -12,7 +12,8 @@ import typer
 from tandem import launch, paths, refuse
 from tandem.commands import serve
 from tandem.console import new_app, run
-from tandem.machine import probe_machine
+from tandem.errors import PlanError
+from tandem.machine import Gpu, probe_machine
 from tandem.package.manifest import read_manifest
 from tandem.profile import Profile, load_profile
 
@@ -113,6 +114,7 @@ def test_a_profile_of_another_box(command: Callable[..., Any], tuned: tuple[Path
     ("arguments", "code", "said"),
     [
         (["--fp4-top", "9"], 3, "fp4_top 9 > 8, the FP4 experts a layer that"),
+        (["--ram-gib", "2"], 3, "system 6.0 = 6.0 GiB > 2.0 GiB of RAM (short 4.0 GiB)"),
         (["--pinning", "hard"], 2, "pinning='hard' is not one of none, compact, spread"),
         (["--json"], 2, "--json is for --print-config and --dry-run"),
         (["--", "-ep"], 6, "does not support expert parallelism"),
@@ -154,3 +156,25 @@ def test_dry_run_packs_nothing(command: Callable[..., Any], tmp_path: Path) -> N
     assert not paths.packages_dir().exists()
     (source / "config.json").write_text('{"model_type": "deepseek_v41"}')
     assert command(str(source), "--dry-run")[0] == 6
+
+
+def test_v41_is_planned_before_any_work() -> None:
+    machine = probe_machine()
+    gpu = Gpu(
+        index=0, name="G", vram_bytes=96 << 30, compute_capability=(9, 0), pcie_gen=5, pcie_gen_max=5, pcie_width=16,
+        pcie_width_max=16, numa_node=-1, power_limit_w=None, uuid_sha256="0" * 64,
+    )  # fmt: skip
+    config = {
+        "model_type": "deepseek_v41", "num_hidden_layers": 40, "n_routed_experts": 384, "num_experts_per_tok": 6,
+        "num_nextn_predict_layers": 3, "dspark_n_routed_experts": 128, "hidden_size": 5120,
+        "moe_intermediate_size": 2304, "engram_num_embeddings": [384006168, 384016682], "engram_head_dim": 256,
+    }  # fmt: skip
+    boxed = machine.model_copy(update={"gpus": (gpu,)})
+    vllm = refuse.Vllm("0.31.0", "cuda")
+    with pytest.raises(PlanError) as caught:
+        serve.box_gate(vllm, boxed, 256 << 30)(config)
+    assert "expert codes" in str(caught.value) and "Engram tables" in str(caught.value) and "short" in str(caught.value)
+    serve.box_gate(vllm, boxed, 512 << 30)(config)
+    small = machine.model_copy(update={"gpus": (gpu.model_copy(update={"vram_bytes": 8 << 30}),)})
+    with pytest.raises(PlanError, match="cuda:0"):
+        serve.box_gate(vllm, small, 512 << 30)(config)
