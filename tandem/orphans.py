@@ -49,6 +49,7 @@ def clean_owned_orphans(records: Path | None = None, wait_s: float = 30.0, grace
         living = sum(is_alive(identity) for identity in owned)
         end_processes(owned, grace_s)
         record.unlink(missing_ok=True)
+        record.with_suffix(".tmp").unlink(missing_ok=True)  # the keeper was killed while it wrote
         if living:
             told.append(f"ended {living} process(es) that {document['purpose']!r} had left behind")
     return told

@@ -98,8 +98,7 @@ def run_task(task: Task, settings: RunSettings, out: Path, tell: Callable[[str],
             tell(f"{task.label}: {len(done)} answers are there already, {len(jobs)} to ask")
         progress = _Progress(task.label, len(jobs), settings.concurrency, tell)
         failed_in_a_row = 0
-        for record in _ask_all(task, settings, jobs):
-            writer.append(record)
+        for record in _ask_all(task, settings, jobs, writer):
             progress.step(record)
             failed_in_a_row = failed_in_a_row + 1 if record.outcome == "error" else 0
             if failed_in_a_row >= GIVE_UP_AFTER:
@@ -176,11 +175,15 @@ def _open_folder(task: Task, settings: RunSettings, out: Path, tell: Callable[[s
     return there
 
 
-def _ask_all(task: Task, settings: RunSettings, jobs: Sequence[_Job]) -> Iterator[RequestRecord]:
-    """Judged records as they arrive. The askers are daemon threads: Ctrl-C does not wait for requests in flight."""
+def _ask_all(task: Task, settings: RunSettings, jobs: Sequence[_Job], writer: RecordWriter) -> Iterator[RequestRecord]:
+    """Judged records as they arrive, written before the same asker sends its next request.
+
+    The askers are daemon threads: Ctrl-C does not wait for requests in flight, and these are not written any more.
+    """
     todo: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
     finished: queue.SimpleQueue[RequestRecord | BaseException] = queue.SimpleQueue()
     stop = threading.Event()
+    writing = threading.Lock()
     http = new_http(settings.api_key)
 
     def work() -> None:
@@ -197,7 +200,12 @@ def _ask_all(task: Task, settings: RunSettings, jobs: Sequence[_Job]) -> Iterato
                     ask=job.ask,
                     http=http,
                 )
-                finished.put(task.judge(record, job.item))
+                judged = task.judge(record, job.item)
+                with writing:
+                    if stop.is_set():
+                        return
+                    writer.append(judged)
+                finished.put(judged)
             except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
                 finished.put(error)
 
@@ -214,7 +222,8 @@ def _ask_all(task: Task, settings: RunSettings, jobs: Sequence[_Job]) -> Iterato
                 raise result
             yield result
     finally:
-        stop.set()
+        with writing:
+            stop.set()
         http.close()
 
 
