@@ -16,10 +16,10 @@ from tandem.capabilities import capabilities
 from tandem.errors import ServerError, UsageError
 from tandem.machine import probe_machine
 from tandem.outcome import Outcome
-from tandem.package.manifest import Manifest, read_manifest
+from tandem.package.manifest import read_manifest
 from tandem.paths import mini_model_dir
 from tandem.server_process import ServerProcess, clean_owned_orphans, free_port
-from tandem.target import read_config, resolve_target
+from tandem.target import MINI_PACK, PackOptions, read_config, resolve_target
 from tandem.wire import write_atomic
 from tandem_evals.client import server_info
 from tandem_evals.run import RunResult, RunSettings, load_run, run_task
@@ -29,6 +29,7 @@ from tandem_evals.task import Task
 from tandem_evals.tasks.mini import HELDOUT, SCORERS, mini
 
 FP4_SHARE = 0.25  # of a layer's experts, in the middle row
+EXPERT_COUNTS = ("num_experts", "n_routed_experts")  # Qwen3-MoE; GLM4-MoE and DeepSeek
 BASELINE = "bf16"
 TELL_EVERY_S = 15.0
 
@@ -80,9 +81,10 @@ def mini_variants(model: Path | None) -> list[Variant]:
     checkpoint = model or mini_model_dir()
     if checkpoint is None:
         raise UsageError("this build has no mini model; give a checkpoint with --model, or use a source tree")
-    package = resolve_target(str(checkpoint)).path
+    fp4_top = quarter_of_experts(read_config(checkpoint))
+    options = MINI_PACK if model is None else PackOptions(fp4_top=fp4_top)
+    package = resolve_target(str(checkpoint), options=options).path
     manifest = read_manifest(package)
-    fp4_top = quarter_of_experts(manifest)
     vllm, machine = refuse.installed_vllm(), probe_machine()
 
     def stock(port: int) -> Sequence[str]:
@@ -115,12 +117,12 @@ def mini_variants(model: Path | None) -> list[Variant]:
     ]
 
 
-def quarter_of_experts(manifest: Manifest) -> int:
-    """FP4_SHARE of the experts of a layer, rounded down. Raises UsageError when the package holds fewer in FP4."""
-    wanted = int(FP4_SHARE * max(layer.num_experts for layer in manifest.layers))
-    if wanted > manifest.fp4.max_top:
-        raise UsageError(f"the package holds {manifest.fp4.max_top} experts a layer in FP4 and this needs {wanted}")
-    return wanted
+def quarter_of_experts(config: Mapping[str, Any]) -> int:
+    """FP4_SHARE of a layer's experts, rounded down, from a checkpoint's config.json. Raises UsageError."""
+    counts = [config[key] for key in EXPERT_COUNTS if key in config]
+    if not counts:
+        raise UsageError(f"config.json has none of {', '.join(EXPERT_COUNTS)}: not a Mixture-of-Experts checkpoint")
+    return int(FP4_SHARE * int(counts[0]))
 
 
 def _measure(

@@ -65,6 +65,12 @@ def test_a_server_without_running_counts() -> None:
     assert record.completion_tokens == 3 and record.chunk_tokens == () and len(record.chunk_ns) == 3
 
 
+def test_text_with_every_kind_of_line_separator() -> None:
+    text = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\r\nh"
+    with serve(lambda *_: Answer((text, "", 9))) as server:
+        assert ask(server.url).content == text
+
+
 def test_length_is_kept() -> None:
     with serve(lambda *_: Answer(("a", "", 1), finish="length")) as server:
         assert ask(server.url).truncated

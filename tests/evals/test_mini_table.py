@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import ServerError, UsageError
-from tandem.package.manifest import Fp4, LayerEntry, Manifest
 from tandem_evals import mini_table
 from tandem_evals.mini_table import Variant, table_json, table_markdown
 
@@ -78,13 +77,13 @@ def test_a_server_that_does_not_boot(tmp_path: Path, variants: list[Variant]) ->
     assert (tmp_path / "out" / "bf16" / "mini-word" / "requests.jsonl").exists()  # the first row is kept
 
 
-@pytest.mark.parametrize(("experts", "expected"), [(16, 4), (8, 2), (6, 1)])
-def test_a_quarter_of_the_experts(experts: int, expected: int) -> None:
-    assert mini_table.quarter_of_experts(_manifest(experts, max_top=4)) == expected
-    with pytest.raises(UsageError, match=f"holds 0 experts a layer in FP4 and this needs {expected}"):
-        mini_table.quarter_of_experts(_manifest(experts, max_top=0))
+@pytest.mark.parametrize(
+    ("config", "expected"), [({"num_experts": 16}, 4), ({"n_routed_experts": 8}, 2), ({"num_experts": 6}, 1)]
+)
+def test_a_quarter_of_the_experts(config: dict[str, int], expected: int) -> None:
+    assert mini_table.quarter_of_experts(config) == expected
 
 
-def _manifest(experts: int, max_top: int) -> Manifest:
-    layer = LayerEntry.model_construct(num_experts=experts)
-    return Manifest.model_construct(layers=(layer,), fp4=Fp4.model_construct(max_top=max_top))
+def test_a_dense_checkpoint_is_refused() -> None:
+    with pytest.raises(UsageError, match="not a Mixture-of-Experts checkpoint"):
+        mini_table.quarter_of_experts({"hidden_size": 64})

@@ -21,6 +21,10 @@ FAILED = (
     API + "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): "
     "{'EngineCore_DP0': %d}"
 )
+CPU_KV = (
+    "ValueError: Available memory on node 0 (13.56/17.84 GiB) on kv cache allocation is less than requested memory for "
+    "kv (500.0 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE"
+)
 KV = (
     "ValueError: To serve at least one request with the model's max seq len (4096), (0.38 GiB KV cache is needed, "
     "which is larger than the available KV cache memory (0.25 GiB). Try increasing `gpu_memory_utilization`"
@@ -46,6 +50,12 @@ def log(*lines: str) -> str:
             1,
             Outcome.INFEASIBLE_PLAN,
             "ValueError: No available memory for the cache blocks. Try increasing",
+        ),
+        (
+            log(WORKER + CPU_KV, FAILED % 1),
+            1,
+            Outcome.INFEASIBLE_PLAN,
+            CPU_KV,
         ),
         (
             log("PlanError: cache 38.0 GiB + dense 9.6 + KV 4.0 > 47.4 GiB on cuda:0 (short 4.2 GiB)"),
