@@ -229,12 +229,13 @@ class ServerProcess:
         return self._result(Verdict(Outcome.OK, ""))
 
     def _evidence(self, timed_out: bool = False) -> Evidence:
-        if not timed_out and not self._exited and self._keeper is not None:
-            self._pump(1.0)  # the keeper died: its last words
         kills = oom_kills().since(self._oom_before)
         returncode = self.returncode
         if returncode is None and self._keeper is not None and self._keeper.poll() is not None:
-            returncode = -signal.SIGKILL  # the server dies with its keeper
+            self._pump(0.0)  # the keeper's last words, if it had any
+            returncode = (
+                -signal.SIGKILL if self.returncode is None else self.returncode
+            )  # servers die with their keeper
         return Evidence(returncode, self.log_tail(), kills.group, kills.system, timed_out)
 
     def _failed(self, evidence: Evidence) -> BootResult:
