@@ -30,7 +30,7 @@ from tandem_evals.tasks.mini import HELDOUT, SCORERS, mini
 
 FP4_SHARE = 0.25  # of a layer's experts, in the middle row
 EXPERT_COUNTS = ("num_experts", "n_routed_experts")  # Qwen3-MoE; GLM4-MoE and DeepSeek
-BASELINE = "bf16"
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 TELL_EVERY_S = 15.0
 
 Tell = Callable[[str], None]
@@ -39,7 +39,7 @@ Tell = Callable[[str], None]
 class Variant(NamedTuple):
     """A row: how to start its server on a given port."""
 
-    name: str  # also its folder
+    name: str  # its folder
     label: str
     argv: Callable[[int], Sequence[str]]
     env: Mapping[str, str]
@@ -70,7 +70,8 @@ def mini_table(out: Path, *, limit: int | None, boot_timeout_s: float, model: Pa
         if len(whole) < len(tasks):
             whole = _measure(variant, tasks, folder, boot_timeout_s, tell)
         results[variant.name] = whole
-    rows = [_row(variant, results) for variant in variants]
+    baseline = results[variants[0].name]
+    rows = [_row(variant, results[variant.name], baseline) for variant in variants]
     write_atomic(out / "table.md", table_markdown(rows).encode())
     write_atomic(out / "table.json", json.dumps(table_json(rows), indent=1, sort_keys=True).encode() + b"\n")
     return rows
@@ -81,17 +82,18 @@ def mini_variants(model: Path | None) -> list[Variant]:
     checkpoint = model or mini_model_dir()
     if checkpoint is None:
         raise UsageError("this build has no mini model; give a checkpoint with --model, or use a source tree")
-    fp4_top = quarter_of_experts(read_config(checkpoint))
+    config = read_config(checkpoint)
+    fp4_top = quarter_of_experts(config)
     options = MINI_PACK if model is None else PackOptions(fp4_top=fp4_top)
     package = resolve_target(str(checkpoint), options=options).path
     manifest = read_manifest(package)
     vllm, machine = refuse.installed_vllm(), probe_machine()
 
-    def stock(port: int) -> Sequence[str]:
+    def stock(port: int) -> launch.ServePlan:
         return launch.plan_server(
             package=checkpoint,
             served_name=manifest.source.name,
-            config=read_config(checkpoint),
+            config=config,
             profile=None,
             host=None,
             port=port,
@@ -102,19 +104,29 @@ def mini_variants(model: Path | None) -> list[Variant]:
             executable=launch.vllm_executable(),
             plugins=(),
             environment=os.environ,
-        ).argv
+        )
 
     def tandem(top: int) -> Callable[[int], Sequence[str]]:
         serve = [*launch.console_script("tandem", "tandem.cli"), "serve", str(package), "--profile", "none"]
         return lambda port: [*serve, "--fp4-top", str(top), "--port", str(port)]
 
     offline = {"HF_HUB_OFFLINE": "1"}  # everything is on disk
-    no_plugins = {**offline, "VLLM_PLUGINS": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    no_plugins = {**stock(launch.DEFAULT_PORT).env, **offline, "VLLM_PLUGINS": ""}
+    label = f"{number_format(config)}, stock vLLM"
+    of = f"-{manifest.sha256[:8]}"  # rows of another package, or of another checkpoint, are never taken for these
     return [
-        Variant(BASELINE, "bf16, stock vLLM", stock, no_plugins),
-        Variant(f"vq-fp4-{fp4_top}", f"VQ + FP4_TOP {fp4_top} ({FP4_SHARE:.0%} of experts)", tandem(fp4_top), offline),
-        Variant("vq", "VQ only", tandem(0), offline),
+        Variant(f"stock{of}", label, lambda port: stock(port).argv, no_plugins),
+        Variant(
+            f"fp4-top-{fp4_top}{of}", f"VQ + FP4_TOP {fp4_top} ({FP4_SHARE:.0%} of experts)", tandem(fp4_top), offline
+        ),
+        Variant(f"vq{of}", "VQ only", tandem(0), offline),
     ]
+
+
+def number_format(config: Mapping[str, Any]) -> str:
+    """What the checkpoint's weights are in, for people."""
+    name = str(config.get("dtype") or config.get("torch_dtype") or "original weights").removeprefix("torch.")
+    return SHORT.get(name, name)
 
 
 def quarter_of_experts(config: Mapping[str, Any]) -> int:
@@ -145,13 +157,14 @@ def _measure(
         return {task.name: run_task(task, settings, folder / task.name, tell) for task in tasks}
 
 
-def _row(variant: Variant, results: Mapping[str, Mapping[str, RunResult]]) -> Row:
-    ours, base = results[variant.name], results[BASELINE]
+def _row(variant: Variant, ours: Mapping[str, RunResult], base: Mapping[str, RunResult]) -> Row:
     scores = {name: score(result) for name, result in ours.items()}
-    if variant.name == BASELINE:
+    if ours is base:
         return Row(variant.label, scores, {})
-    paired = {name: flips(correct_by_item(base[name].records), correct_by_item(ours[name].records)) for name in scores}
-    return Row(variant.label, scores, paired)
+    right = {name: correct_by_item(result.records) for name, result in ours.items()}
+    return Row(
+        variant.label, scores, {name: flips(correct_by_item(base[name].records), right[name]) for name in scores}
+    )
 
 
 def table_markdown(rows: Sequence[Row]) -> str:

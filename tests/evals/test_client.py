@@ -122,7 +122,7 @@ def test_a_hang_ends_and_is_not_asked_again() -> None:
 def test_a_trickle_ends_at_the_deadline() -> None:
     with serve(lambda *_: Answer(*[("a", "", 1)] * 3000)) as server:
         record = ask(server.url, timeout_s=0.3)
-    assert record.error == "no whole reply within 0.3 s"
+    assert record.outcome == "error" and "0.3 s" in (record.error or "")  # without a deadline it would take 6 s
 
 
 def test_nobody_listens() -> None:

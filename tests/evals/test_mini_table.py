@@ -42,7 +42,7 @@ def variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
         argv = [sys.executable, "-c", SERVER, str(REPOSITORY)]
         return Variant(name, f"row {name}", lambda port: [*argv, str(port), name], {})
 
-    wanted = [variant("bf16"), variant("vq")]
+    wanted = [variant("stock"), variant("vq")]
     monkeypatch.setattr(mini_table, "mini_variants", lambda _model: wanted)
     return wanted
 
@@ -51,7 +51,7 @@ def test_rows_pairs_and_resumption(tmp_path: Path, variants: list[Variant]) -> N
     told: list[str] = []
     out = tmp_path / "out"
     rows = mini_table.mini_table(out, limit=2, boot_timeout_s=60, model=None, tell=told.append)
-    assert [row.label for row in rows] == ["row bf16", "row vq"]
+    assert [row.label for row in rows] == ["row stock", "row vq"]
     assert {name: value.accuracy.value for name, value in rows[1].scores.items()} == {
         "mini-word": 0.0,
         "mini-choice": 1.0,
@@ -74,7 +74,7 @@ def test_a_server_that_does_not_boot(tmp_path: Path, variants: list[Variant]) ->
     variants[1] = Variant("vq", "row vq", lambda _port: [sys.executable, "-c", "raise ValueError('bad codes')"], {})
     with pytest.raises(ServerError, match="row vq: crashed: exit code 1: ValueError: bad codes"):
         mini_table.mini_table(tmp_path / "out", limit=1, boot_timeout_s=60, model=None, tell=lambda _line: None)
-    assert (tmp_path / "out" / "bf16" / "mini-word" / "requests.jsonl").exists()  # the first row is kept
+    assert (tmp_path / "out" / "stock" / "mini-word" / "requests.jsonl").exists()  # the first row is kept
 
 
 @pytest.mark.parametrize(
