@@ -16,6 +16,7 @@ WORKER_FAILED = (
     "Exception: WorkerProc initialization failed due to an exception in a background process. "
     "See stack trace for root cause."
 )
+WORKER_DIED = ENGINE + "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."
 API = "(APIServer pid=13411) "
 FAILED = (
     API + "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): "
@@ -116,9 +117,9 @@ def test_logs(text: str, returncode: int, outcome: Outcome, reason: str | None) 
         (None, None, Outcome.OOM_HOST),  # no counter: memory is the usual cause
     ],
 )
-@pytest.mark.parametrize("text", [log(), log(FAILED % -9)])
+@pytest.mark.parametrize("text", [log(), log(FAILED % -9), log(WORKER_DIED)])
 def test_sigkill(group: int | None, system: int | None, outcome: Outcome, text: str) -> None:
-    returncode = -signal.SIGKILL if "EngineCore_DP0" not in text else 1
+    returncode = -signal.SIGKILL if text == log() else 0
     assert classify(Evidence(returncode, text, group, system)).outcome is outcome
 
 
