@@ -3,6 +3,8 @@
 Standard library only, and it must parse and run on Python 3.6: the interpreter that starts `./run` may be that old.
 """
 
+# ruff: noqa: UP006, UP031, UP035, UP045, N818
+
 import fcntl
 import hashlib
 import json
