@@ -171,6 +171,12 @@ def package_items(manifest: Manifest, fp4_top: int | None = None) -> tuple[Item,
     return (*held, Item("system", SYSTEM_BYTES, "vLLM's processes and the operating system"))
 
 
+def ram_limit(total_bytes: int, cgroup_bytes: int | None, ram_gib: float | None = None) -> int:
+    """min(MemTotal, memory.max, --ram-gib)."""
+    limits = [total_bytes, cgroup_bytes, None if ram_gib is None else int(ram_gib * GIB)]
+    return min(limit for limit in limits if limit is not None)
+
+
 def ram_plan(items: Iterable[Item], limit_bytes: int) -> Plan:
     """Raises PlanError with every item and what is short."""
     return _fitting(

@@ -15,6 +15,7 @@ from tandem.plan import (
     code_bytes,
     geometry,
     package_items,
+    ram_limit,
     ram_plan,
     v41_items,
     vram_plan,
@@ -69,6 +70,12 @@ def test_a_plan_that_does_not_fit_says_by_how_much() -> None:
         ram_plan(items, 9 * GIB + GIB // 2)
     with pytest.raises(PlanError, match="of cuda:1"):
         vram_plan(items, GIB, "cuda:1")
+
+
+def test_the_limit_is_the_smallest_that_is_stated() -> None:
+    assert ram_limit(64 * GIB, None) == 64 * GIB
+    assert ram_limit(64 * GIB, 32 * GIB) == 32 * GIB
+    assert ram_limit(64 * GIB, 32 * GIB, ram_gib=1.5) == 3 * GIB // 2
 
 
 def manifest() -> Manifest:
