@@ -148,15 +148,18 @@ def encode_matrix(weight: torch.Tensor) -> Encoded:
     rows, columns = weight.shape
     step = max(1, BLOCK_WEIGHTS // columns)
     starts = range(0, rows, step)
-    largest = torch.stack(map_threads(lambda start: _group_rms(weight[start : start + step]).max(), starts)).max()
-    if not torch.isfinite(largest):
-        raise PackageError("a weight is NaN or infinite; download the checkpoint again, or report it to its maker")
+    unit = _power_of_two(torch.stack(map_threads(lambda start: weight[start : start + step].abs().max(), starts)).max())
+
+    def block_of(start: int) -> torch.Tensor:
+        return weight[start : start + step].float() / unit
+
+    largest = torch.stack(map_threads(lambda start: _group_rms(block_of(start)).max(), starts)).max()
     base = largest * 2 ** (HEADROOM / STEPS) / UNIT
     codes = torch.empty(rows, columns // DIM, dtype=torch.uint8)
     scales = torch.empty(rows, -(-columns // GROUP), dtype=torch.uint8)
 
     def encode_rows(start: int) -> None:
-        block = weight[start : start + step].float()
+        block = block_of(start)
         whole = columns // GROUP * GROUP  # a last group of fewer than 64 weights is encoded on its own
         for first, last, size in ((0, whole, GROUP), (whole, columns, columns - whole)):
             if first == last:
@@ -167,7 +170,15 @@ def encode_matrix(weight: torch.Tensor) -> Encoded:
             scales[start : start + step, first // GROUP : -(-last // GROUP)] = group_scales.view(block.shape[0], -1)
 
     map_threads(encode_rows, starts)
-    return Encoded(codes, scales, base)
+    return Encoded(codes, scales, base * unit)
+
+
+def _power_of_two(largest: torch.Tensor) -> torch.Tensor:
+    """A power of two near the largest weight: divided by it, no square leaves the range of fp32, and no bit changes."""
+    if not torch.isfinite(largest):
+        raise PackageError("a weight is NaN or infinite; download the checkpoint again, or report it to its maker")
+    _, exponent = torch.frexp(largest.float())
+    return torch.ldexp(torch.ones(()), exponent.clamp(-126, 126))
 
 
 def _group_rms(block: torch.Tensor) -> torch.Tensor:
@@ -176,7 +187,7 @@ def _group_rms(block: torch.Tensor) -> torch.Tensor:
     parts = [block[:, :whole].reshape(-1, GROUP)] if whole else []
     if whole < block.shape[1]:
         parts.append(block[:, whole:])
-    return torch.cat([part.float().square().mean(1).sqrt() for part in parts])
+    return torch.cat([part.square().mean(1).sqrt() for part in parts])
 
 
 def _encode_groups(groups: torch.Tensor, base: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
