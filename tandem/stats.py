@@ -33,6 +33,7 @@ COUNTERS = (
     "expert_ns",  # wall time inside the experts of all layers
     "pin_failures",  # threads that could not be bound to their CPUs
 )
+_POSITION = {name: position for position, name in enumerate(COUNTERS)}
 
 
 class Identity(NamedTuple):
@@ -88,7 +89,7 @@ class StatsPage:
         self.close = Finalize(self, _unlink, args=(self.path,), exitpriority=10)
 
     def add(self, name: str, amount: int) -> None:
-        self._counters[COUNTERS.index(name)] += np.uint64(amount)
+        self._counters[_POSITION[name]] += np.uint64(amount)
 
     def route(self, layer: int, counts: npt.NDArray[np.int64]) -> None:
         """counts: [E] tokens of this step per expert."""

@@ -51,6 +51,12 @@ def _codebook() -> PairCodebook:
 
 
 @lru_cache(maxsize=1)
+def _codebook_elements() -> torch.Tensor:
+    """[256] complex128: each element is the 16 bytes of one vector of four fp32 weights."""
+    return _codebook().full.contiguous().view(torch.float64).view(torch.complex128).squeeze(-1)
+
+
+@lru_cache(maxsize=1)
 def _levels() -> torch.Tensor:
     """[256] fp32: the factor of each scale byte."""
     exponent = torch.arange(256) - 255
@@ -138,9 +144,17 @@ class VqCodec:
 
 def decode_matrix(codes: torch.Tensor, scales: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """codes: [N, rows, columns / 4], scales: [N, rows, ceil(columns / 64)], base: [N] -> [N, rows, columns] fp32."""
-    columns = codes.shape[-1] * DIM
-    factor = (_levels()[scales.int()] * base[:, None, None]).repeat_interleave(GROUP, dim=-1)[..., :columns]
-    return _codebook().full[codes.int()].flatten(-2).mul_(factor)
+    count, rows, vectors = codes.shape
+    columns = vectors * DIM
+    # four fp32 weights are one 16-byte element to look up, which is several times faster than four
+    looked_up = _codebook_elements().index_select(0, codes.int().flatten())
+    weights = looked_up.view(torch.float64).view(torch.float32).view(count, rows, columns)
+    factor = _levels().index_select(0, scales.int().flatten()).view(scales.shape) * base[:, None, None]
+    whole = columns // GROUP
+    weights[..., : whole * GROUP].unflatten(-1, (whole, GROUP)).mul_(factor[..., :whole, None])
+    if columns % GROUP:
+        weights[..., whole * GROUP :].mul_(factor[..., whole:])
+    return weights
 
 
 def encode_matrix(weight: torch.Tensor) -> Encoded:
