@@ -166,3 +166,16 @@ def test_selfcheck_catches_a_wrong_slice(package: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(runtime.experts, "decode", of_the_other_rank)
     with pytest.raises(CheckError, match=r"^selfcheck_failed: .* decoded w13 of experts"):
         selfcheck.check_layer(runtime, torch.float32)
+
+
+@pytest.mark.gpu
+def test_the_operator_on_cuda(package: Path) -> None:
+    runtime = runtime_of(package)
+    tensors = inputs(5)
+    y = run(runtime, *(tensor.cuda() for tensor in tensors))
+    assert y.device.type == "cuda"
+    assert torch.equal(y.cpu(), run(runtime, *tensors))
+    graph = torch.cuda.CUDAGraph()
+    on_gpu = [tensor.cuda() for tensor in tensors]
+    with pytest.raises(UnsupportedError, match="--enforce-eager"), torch.cuda.graph(graph):
+        run(runtime, *on_gpu)
