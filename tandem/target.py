@@ -43,14 +43,15 @@ class PackOptions(NamedTuple):
 
     fp4_top: int | None = None  # experts a layer held in FP4 too
     default_fp4_top: int | None = None  # of these, how many a server computes from FP4 unless told otherwise
+    name: str | None = None  # what servers call the model
 
     def arguments(self) -> list[str]:
-        stated = (("--fp4-top", self.fp4_top), ("--default-fp4-top", self.default_fp4_top))
+        stated = (("--fp4-top", self.fp4_top), ("--default-fp4-top", self.default_fp4_top), ("--name", self.name))
         return [part for name, value in stated if value is not None for part in (name, str(value))]
 
 
 # The bundled mini model has 16 experts a layer: all are held in FP4 beside their codes, so that fp4_top can be tuned.
-MINI_PACK = PackOptions(fp4_top=16, default_fp4_top=4)
+MINI_PACK = PackOptions(fp4_top=16, default_fp4_top=4, name="mini")
 
 
 @dataclass(frozen=True, slots=True)

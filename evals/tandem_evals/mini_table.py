@@ -101,6 +101,7 @@ def mini_variants(model: Path | None) -> list[Variant]:
             platform=vllm.platform,
             capabilities=capabilities(),
             cpus=[cpu.id for cpu in machine.usable],
+            cores=machine.usable_cores,
             executable=launch.vllm_executable(),
             plugins=(),
             environment=os.environ,
