@@ -110,12 +110,11 @@ def test_one_engine_for_equal_settings_and_none_when_unused(package: Path) -> No
     engine = engine_for(package, settings, None, 0, 1)
     assert engine_for(package, settings, None, 0, 1) is engine
     assert engine_for(package, resolve(flags={"cpu_threads": 2}), None, 0, 1) is not engine
-    path = engine.page.path
-    assert path.exists()
+    assert [page.identity.threads for page in read_ranks(os.getpid())] == [1]
     del engine
     gc.collect()
     assert len(active_engines()) == before
-    assert not path.exists()
+    assert read_ranks(os.getpid()) == []
 
 
 def test_a_package_of_another_model(package: Path) -> None:

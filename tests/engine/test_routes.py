@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +18,8 @@ fastapi = pytest.importorskip("fastapi")
 
 
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[stats.StatsPage]:
-    page = stats.StatsPage(identity(config=TandemConfig().sha256), [(0, 3), (1, 3)], tmp_path)
-    read_ranks = stats.read_ranks
-    monkeypatch.setattr(stats, "read_ranks", lambda pid: read_ranks(pid, tmp_path))
-    yield page
-    page.close()
+def page() -> stats.StatsPage:
+    return stats.StatsPage(identity(config=TandemConfig().sha256), [(0, 3), (1, 3)])
 
 
 def client(additional_config: dict[str, Any] | None, start: bool = True) -> Any:

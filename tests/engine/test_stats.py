@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,17 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem.stats import (
-    COUNTERS,
-    Identity,
-    RankStats,
-    StatsPage,
-    agreement,
-    read_page,
-    read_ranks,
-    remove_stale,
-    start_time,
-)
+from tandem.stats import COUNTERS, Identity, RankStats, StatsPage, agreement, read_ranks
 
 
 def identity(rank: int = 0, ranks: int = 1, config: str = "c", profile: str | None = None) -> Identity:
@@ -40,110 +31,75 @@ def identity(rank: int = 0, ranks: int = 1, config: str = "c", profile: str | No
     )
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    page = StatsPage(identity(), [(0, 4), (7, 2)], tmp_path)
+def mine() -> list[RankStats]:
+    gc.collect()
+    return [page for page in read_ranks(os.getpid()) if page.identity.package_sha256 == "p"]
+
+
+def test_round_trip() -> None:
+    page = StatsPage(identity(), [(0, 4), (7, 2)])
     page.add("steps", 2)
     page.add("expert_ns", 5_000_000_000)
     page.route(7, np.array([3, 9]))
     page.route(7, np.array([1, 0]))
-    read = read_page(page.path)
-    assert read is not None
+    (read,) = mine()
     assert read.identity == identity()
     assert read.pid == os.getpid()
     assert read.counters == {**dict.fromkeys(COUNTERS, 0), "steps": 2, "expert_ns": 5_000_000_000}
     assert read.routing == {0: [0, 0, 0, 0], 7: [4, 9]}
-    page.close()
-    assert list(tmp_path.iterdir()) == []
+    del page
+    assert mine() == []
 
 
-def test_unknown_counter_and_layer(tmp_path: Path) -> None:
-    page = StatsPage(identity(), [(0, 4)], tmp_path)
+def test_unknown_counter_and_layer() -> None:
+    page = StatsPage(identity(), [(0, 4)])
     with pytest.raises(KeyError, match="nothing"):
         page.add("nothing", 1)
     with pytest.raises(KeyError):
         page.route(1, np.zeros(4, dtype=np.int64))
-    page.close()
 
 
-def test_pages_of_one_process_do_not_collide_and_the_newest_counts(tmp_path: Path) -> None:
-    first = StatsPage(identity(), [(0, 1)], tmp_path)
-    second = StatsPage(identity(config="new"), [(0, 1)], tmp_path)
-    os.utime(first.path, ns=(1, 1))
-    assert first.path != second.path
-    assert [page.identity.config_sha256 for page in read_ranks(os.getpid(), tmp_path)] == ["new"]
-    first.close()
-    second.close()
-
-
-def test_a_page_that_is_being_written_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "page"
-    path.write_bytes(bytes(4096))
-    assert read_page(path) is None
-    assert read_page(tmp_path / "none") is None
+def test_of_several_pages_of_a_process_the_newest_counts() -> None:
+    pages = [StatsPage(identity(config=name), [(0, 1)]) for name in ("old", "new")]
+    assert [page.identity.config_sha256 for page in mine()] == ["new"]
+    del pages
 
 
 CHILD = """
 import os, signal, sys
-from pathlib import Path
 sys.path.insert(0, os.getcwd())
 from tests.engine.test_stats import identity
 from tandem.stats import StatsPage
-page = StatsPage(identity(rank=1, ranks=2), [(0, 1)], Path(sys.argv[1]))
+page = StatsPage(identity(rank=1, ranks=2), [(0, 1)])
+if os.fork() == 0:
+    sys.stdin.close()
+    signal.pause()
 print("ready", flush=True)
 sys.stdin.readline()
-if sys.argv[2] == "kill":
-    os.kill(os.getpid(), signal.SIGKILL)
+os.killpg(0, signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("end", ["exit", "kill"])
-def test_a_child_is_found_and_its_page_goes_with_it(tmp_path: Path, end: str) -> None:
+def test_a_child_is_found_once_and_its_page_goes_with_it() -> None:
+    """Killed, so that none of its code runs; and with a fork of its own, which shares the page."""
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path), end],
+        [sys.executable, "-c", CHILD],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
+        start_new_session=True,
     ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        assert [page.pid for page in read_ranks(os.getpid(), tmp_path)] == [child.pid]
-        assert read_ranks(child.pid, tmp_path) != []
-        assert read_ranks(1 << 30, tmp_path) == []
-        assert remove_stale(tmp_path) == []
+        assert [page.pid for page in mine()] == [child.pid]
+        assert len(read_ranks(child.pid)) == 1
+        assert read_ranks(1 << 30) == []
         child.stdin.write("\n")
         child.stdin.flush()
         child.wait(timeout=30)
-    assert len(list(tmp_path.iterdir())) == (1 if end == "kill" else 0)
-    assert read_ranks(os.getpid(), tmp_path) == []
-    assert len(remove_stale(tmp_path)) == (1 if end == "kill" else 0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_page_of_a_multiprocessing_child_goes_with_it(tmp_path: Path) -> None:
-    """vLLM's workers are such children: they end without atexit."""
-    import multiprocessing
-
-    child = multiprocessing.get_context("spawn").Process(target=_write_and_end, args=(tmp_path,))
-    child.start()
-    child.join(timeout=60)
-    assert child.exitcode == 0
-    assert list(tmp_path.iterdir()) == []
-
-
-def _write_and_end(directory: Path) -> None:
-    page = StatsPage(identity(), [(0, 1)], directory)
-    globals()["kept"] = page  # as the engine keeps it: until the process ends
-
-
-def test_a_reused_pid_is_not_the_same_process(tmp_path: Path) -> None:
-    pid = os.getpid()
-    started = start_time(pid)
-    assert started is not None
-    (tmp_path / f"tandem-stats-{os.getuid()}-{pid}-{started + 1}-0").write_bytes(b"")
-    assert read_ranks(pid, tmp_path) == []
-    assert len(remove_stale(tmp_path)) == 1
+    assert mine() == []
 
 
 def test_agreement() -> None:
