@@ -1,0 +1,14 @@
+// How fast the threads of a pool can read memory: what a kernel's rate is measured against.
+#pragma once
+
+#include <cstdint>
+
+#include "pool.h"
+
+namespace tandem {
+
+// Seconds to read `bytes` at `data` once, each thread a contiguous part. Ways: 0 one stream of vector loads, 1 the same
+// with a prefetch ahead, 2 four streams at a time.
+double read_seconds(Pool& pool, const std::uint8_t* data, std::int64_t bytes, int way);
+
+}  // namespace tandem
