@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-constexpr std::int64_t kBarrierSpinNs = 2000000;    // phases of one job end within microseconds of each other
+constexpr std::int64_t kBarrierSpinNs = 300000;     // phases of one job end within microseconds of each other
 constexpr std::int64_t kLookForDeadNs = 200000000;  // how often a waiting caller asks whether all threads live
 
 int cpu_count(const std::vector<std::vector<int>>& cpus) {
