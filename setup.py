@@ -45,7 +45,8 @@ class BuildNative(build_ext):
         inputs = [Path(name) for name in (*ext.sources, *ext.depends)]
         if not self.force and target.exists() and all(p.stat().st_mtime <= target.stat().st_mtime for p in inputs):
             return
-        command = compiler().split()
+        extra = os.environ.get("CXXFLAGS", "").split()
+        command = [*compiler().split(), *extra]
         objects = Path(self.build_temp) / "native"
         objects.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ inline Quantum quantum_of(float most, int high_bits) {
 }
 
 constexpr int kAheadTiles = 4;     // tiles that a prefetch runs ahead
-constexpr int kBlockWindows = 16;  // windows whose codes and tables stay in the caches while many tokens use them
+constexpr int kBlockWindows = 8;  // windows whose codes and tables stay in the caches while many tokens use them
 
 // Consecutive windows of one tile.
 struct Step {
