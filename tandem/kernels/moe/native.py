@@ -100,6 +100,7 @@ def _library() -> Any:
             [text, pointer, int32, pointer, int64, int64, int32, int32, pointer, int32, int32, pointer, pointer]
             + [text, int32],
         ),
+        "tandem_core_ghz": (ctypes.c_double, []),
         "tandem_read": (ctypes.c_double, [pointer, pointer, int64, int32]),
     }
     for name, (result, arguments) in signatures.items():
@@ -111,6 +112,11 @@ def _library() -> Any:
 def kernels() -> tuple[str, ...]:
     """Names of the kernels that this CPU can run, slowest first."""
     return tuple(_library().tandem_cpu_kernels().decode().split(","))
+
+
+def core_ghz() -> float:
+    """The clock of the calling thread's core, measured."""
+    return float(_library().tandem_core_ghz())
 
 
 class Layer:

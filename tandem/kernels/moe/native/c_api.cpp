@@ -169,4 +169,6 @@ double tandem_read(tandem_engine* engine, const uint8_t* data, int64_t bytes, in
   return seconds;
 }
 
+double tandem_core_ghz(void) { return tandem::core_ghz(); }
+
 void tandem_engine_kill(tandem_engine* engine, int32_t index) { engine->pool.kill(index); }

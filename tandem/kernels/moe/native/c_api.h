@@ -84,6 +84,9 @@ TANDEM_API int32_t tandem_multiply(const char* kernel, const float* taps, int32_
 /* Reads each thread's even part of `bytes` bytes at `data` in one of three ways (0-2): seconds, or below 0 on failure. */
 TANDEM_API double tandem_read(tandem_engine* engine, const uint8_t* data, int64_t bytes, int32_t way);
 
+/* Cycles a nanosecond of the calling thread's core. */
+TANDEM_API double tandem_core_ghz(void);
+
 /* For tests: thread `index` ends as if it had been killed when the next call reaches it. */
 TANDEM_API void tandem_engine_kill(tandem_engine* engine, int32_t index);
 

@@ -1,5 +1,7 @@
 #include "reading.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -51,6 +53,23 @@ double read_seconds(Pool& pool, const std::uint8_t* data, std::int64_t bytes, in
     total.fetch_add(read_part(data + first * kLine, (last - first) * kLine, way));
   });
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double core_ghz() {
+  constexpr int kRuns = 20, kAdditions = 200000;
+  double most = 0.0;
+  for (int run = 0; run < kRuns; run++) {
+    const auto start = std::chrono::steady_clock::now();
+    std::uint64_t value = 1;
+    for (int i = 0; i < kAdditions; i += 4)
+      for (int k = 0; k < 4; k++) {
+        value += 3;
+        __asm__ volatile("" : "+r"(value));  // each addition waits for the one before
+      }
+    const double ns = std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
+    most = std::max(most, kAdditions / ns);
+  }
+  return most;
 }
 
 }  // namespace tandem
