@@ -135,7 +135,8 @@ def run(plan: Plan, cpus: Sequence[Cpu], say: Callable[[str], None], peers: Sequ
     )
     cache = l3_bytes(cpus)
     reads: dict[int, list[float]] = {}
-    layers, failures = [], set()
+    layers: list[LayerRate] = []
+    failures: set[str] = set()
     set_bytes, huge = 0, 0.0
     for kind in plan.kinds:
         experts = Experts(plan.geometry, kind, max(LEAST_BYTES, CACHE_TIMES * cache))
@@ -183,6 +184,7 @@ def core_rate(kernel: str, kind: Kind, tokens: int) -> CoreRate:
     windows = 16
     part = TileMatrix(0, CORE_BYTES // (windows * TILE_BYTES), windows, by_window=False)
     record = torch.randint(256, (part.bytes,), dtype=torch.uint8)
+    record.view(-1, TILE_BYTES)[:, -TILE_ROWS:] = 120  # a scale byte whose factor is an ordinary number in both codes
     x = torch.randn((tokens, windows * WINDOW_INPUTS[kind]))
     once = native.multiply(kernel, kind, record, part, x, repeat=3).seconds
     ghz = native.core_ghz()
@@ -216,9 +218,7 @@ class Experts:
         self.layer = native.Layer(geometry.hidden, geometry.inner, [layout], [0] * count, records, SWIGLU)
 
 
-def _layer_rate(
-    engine: native.Engine, experts: Experts, plan: Plan, tokens: int, loops: list[float]
-) -> LayerRate:
+def _layer_rate(engine: native.Engine, experts: Experts, plan: Plan, tokens: int, loops: list[float]) -> LayerRate:
     """Passes of reading and of computing in turn, so that both meet the same disturbances. Raises `loops`."""
     geometry = experts.geometry
     x = torch.randn((tokens, geometry.hidden)).to(torch.bfloat16)

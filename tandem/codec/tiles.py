@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from tandem.codec.base import Part, RecordLayout
+from tandem.errors import UnsupportedError
 
 TILE_ROWS = 64
 NIBBLES = 32  # of a row in a window
@@ -55,7 +56,26 @@ class TileRecord(NamedTuple):
     w2: TileMatrix
     bases_offset: int | None  # of the f32 of w1; w3 and w2 follow
 
+    def sliced(self, tp_rank: int, tp_size: int) -> TileRecord:
+        """The same record as rank `tp_rank` reads it: its part of the intermediate dimension.
+
+        Raises UnsupportedError.
+        """
+        share, rest = divmod(self.w1.tiles, tp_size)
+        if rest:
+            raise UnsupportedError(
+                f"an intermediate size of {self.w1.tiles} x {TILE_ROWS} does not split over {tp_size} ranks"
+            )
+        windows = share * TILE_ROWS // WINDOW_INPUTS[self.kind]
+
+        def rows(part: TileMatrix) -> TileMatrix:
+            return part._replace(offset=part.offset + tp_rank * share * part.tile_stride, tiles=share)
+
+        w2 = self.w2._replace(offset=self.w2.offset + tp_rank * windows * self.w2.window_stride, windows=windows)
+        return self._replace(w1=rows(self.w1), w3=rows(self.w3), w2=w2)
+
     def layout(self) -> RecordLayout:
+        """Of a whole record."""
         parts = [Part(name, part.offset, part.bytes) for name, part in zip(("w1", "w3", "w2"), self[1:4], strict=True)]
         if self.bases_offset is not None:
             parts.append(Part("bases", self.bases_offset, BASE_ALIGN_BYTES))
@@ -73,7 +93,8 @@ def tile_record(kind: Kind, hidden: int, intermediate: int) -> TileRecord:
     ):
         matrices.append(TileMatrix(end, -(-rows // TILE_ROWS), -(-inputs // window), by_window))
         end += matrices[-1].bytes
-    return TileRecord(kind, *matrices, bases_offset=end if kind == "sac" else None)
+    w1, w3, w2 = matrices
+    return TileRecord(kind, w1, w3, w2, bases_offset=end if kind == "sac" else None)
 
 
 def write_tiles(record: torch.Tensor, matrix: TileMatrix, nibbles: torch.Tensor, scales: torch.Tensor) -> None:

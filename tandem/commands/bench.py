@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tandem.bench.cpu import Plan, Report
 
 KINDS = ("sac", "fp4")
+PLAIN_WIDTH = 160  # columns of a table that is written to a file
 
 
 def register(app: typer.Typer) -> None:
@@ -88,6 +89,8 @@ def show(model: str, version: str, plan: Plan, report: Report) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH)
     shape = plan.geometry
     console.print(
         f"{model}, Tandem {version}: {shape.picked} experts of {shape.hidden} x {shape.inner}, no expert twice in "
@@ -121,13 +124,32 @@ def show(model: str, version: str, plan: Plan, report: Report) -> None:
     table(
         "one layer's experts from memory",
         (
-            "code", "kernel", "threads", "tokens", "n", "ms median", "min", "p90",
-            "GB/s", "of read", "G weights/s/core", "weights/cycle",
+            "code",
+            "kernel",
+            "threads",
+            "tokens",
+            "n",
+            "ms median",
+            "min",
+            "p90",
+            "GB/s",
+            "of read",
+            "G weights/s/core",
+            "weights/cycle",
         ),  # fmt: skip
         [
             (
-                r.kind, r.kernel, str(r.threads), str(r.tokens), str(r.calls), f"{r.ms_median:.3f}", f"{r.ms_min:.3f}",
-                f"{r.ms_p90:.3f}", f"{r.gb_s:.1f}", f"{r.read_share:.0%}", f"{r.gweights_s_core:.1f}",
+                r.kind,
+                r.kernel,
+                str(r.threads),
+                str(r.tokens),
+                str(r.calls),
+                f"{r.ms_median:.3f}",
+                f"{r.ms_min:.3f}",
+                f"{r.ms_p90:.3f}",
+                f"{r.gb_s:.1f}",
+                f"{r.read_share:.0%}",
+                f"{r.gweights_s_core:.1f}",
                 f"{r.weights_per_cycle:.1f}",
             )  # fmt: skip
             for r in report.layers

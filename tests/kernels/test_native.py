@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
-from tandem.codec.tiles import Kind
+from tandem.bench.check import random_record
+from tandem.codec import sac
+from tandem.codec.sac_taps import HALF_TAPS
+from tandem.codec.tiles import Kind, TileMatrix, read_tiles, tile_record, write_tiles
 from tandem.errors import UnsupportedError, UsageError
 from tandem.kernels.moe import native
 from tandem.kernels.moe.ref import Swiglu, moe_ref, relative_rms
@@ -181,7 +184,9 @@ def test_bit_equal_for_any_threads_and_any_company(kernel: str) -> None:
     for threads in (2, 3, 5, 17):
         assert torch.equal(first, run(kernel, case, x, weights, ids, threads=threads))
     for row in range(13):
-        assert torch.equal(first[row], run(kernel, case, x[row : row + 1], weights[row : row + 1], ids[row : row + 1])[0])
+        assert torch.equal(
+            first[row], run(kernel, case, x[row : row + 1], weights[row : row + 1], ids[row : row + 1])[0]
+        )
 
 
 def test_kernels_differ_by_their_tables_only() -> None:
@@ -197,6 +202,59 @@ def test_more_tokens_than_a_slice() -> None:
     x, weights, ids = batch(2, 200, 2, 64, seed=15)
     y = run("", case, x, weights, ids)
     assert relative_rms(y, moe_ref(x, weights, ids, case.w13, case.w2, SILU)) < LIMIT["fp4"]
+
+
+@pytest.mark.parametrize("kind", ["sac", "fp4"])
+def test_slices_of_the_intermediate_dimension_add_up(kind: Kind) -> None:
+    hidden, inner, ranks = 200, 192, 3
+    generator = torch.Generator().manual_seed(17)
+    layout = tile_record(kind, hidden, inner)
+    records = [random_record(layout, generator) for _ in range(2)]
+    x, weights, ids = batch(2, 5, 2, hidden, seed=17)
+    engine = native.Engine([()], spin_ms=1)
+    whole = engine.moe(native.Layer(hidden, inner, [layout], [0, 0], records, SILU), x, weights, ids)
+    parts = [
+        native.Layer(hidden, inner // ranks, [layout.sliced(rank, ranks)], [0, 0], records, SILU)
+        for rank in range(ranks)
+    ]
+    total = torch.stack([engine.moe(part, x, weights, ids) for part in parts]).sum(0)
+    engine.close()
+    assert relative_rms(total, whole) < 1e-5
+    with pytest.raises(UnsupportedError, match="3 x 64 does not split over 2 ranks"):
+        layout.sliced(0, 2)
+
+
+@pytest.mark.parametrize("by_window", [False, True])
+def test_tiles_are_read_back(by_window: bool) -> None:
+    part = TileMatrix(1088, 2, 3, by_window)
+    generator = torch.Generator().manual_seed(18)
+    nibbles = torch.randint(16, (128, 3, 32), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(256, (128, 3), generator=generator).to(torch.uint8)
+    record = torch.zeros(1088 + part.bytes, dtype=torch.uint8)
+    write_tiles(record, part, nibbles, scales)
+    got = read_tiles(record, part)
+    assert torch.equal(got[0], nibbles) and torch.equal(got[1], scales)
+    row, window = 70, 2  # tile 1, row 6: by the definition of a tile
+    start = part.offset + (row // 64) * part.tile_stride + window * part.window_stride
+    for position in range(16):
+        low, high = nibbles[row, window, 2 * position], nibbles[row, window, 2 * position + 1]
+        assert record[start + 64 * position + row % 64] == low + 16 * high
+    assert record[start + 1024 + row % 64] == scales[row, window]
+
+
+def test_sac_by_its_definition() -> None:
+    generator = torch.Generator().manual_seed(19)
+    nibbles = torch.randint(16, (2, 2, 32), generator=generator, dtype=torch.uint8)
+    scales = torch.tensor([[255, 239], [0, 1]], dtype=torch.uint8)
+    weights = sac.decode_nibbles(nibbles, scales, torch.tensor(3.0))
+    level = [[1.0, 0.5], [0.0, 2 ** (-254 / 16)]]
+    for row, window, block, d in ((0, 0, 0, 0), (0, 1, 1, 1), (1, 1, 31, 0), (0, 0, 17, 1), (1, 0, 5, 1)):
+        total = 0.0
+        for s in range(3):
+            k = int(nibbles[row, window, (block - s) % 32])
+            total += HALF_TAPS[s][k % 8][d] * (1 if k < 8 else -1)
+        got = float(weights[row, 64 * window + 2 * block + d])
+        assert got == pytest.approx(3.0 * level[row][window] * total, rel=1e-5)
 
 
 def test_bad_arguments_are_one_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,19 @@ def test_no_compiler_is_one_clear_line(tmp_path: Path) -> None:
 def test_without_the_kernels_nothing_is_built(tmp_path: Path) -> None:
     assert build(tmp_path / "lib", TANDEM_NO_NATIVE="1", CXX="no-such-compiler").returncode == 0
     assert not list(tmp_path.rglob("*.so"))
+
+
+@needs_compiler
+@pytest.mark.full
+@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("objdump"), reason="needs x86-64 and objdump")
+def test_only_the_dispatched_files_hold_wide_vectors(tmp_path: Path) -> None:
+    assert build(tmp_path / "lib").returncode == 0
+    wide = set()
+    for path in tmp_path.rglob("*.o"):
+        if path.is_file():
+            text = subprocess.run(["objdump", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+            wide |= {path.stem} if "%ymm" in text or "%zmm" in text else set()
+    assert wide == {"lookup_avx2", "lookup_avx512", "lookup_vbmi"}
 
 
 @needs_compiler

@@ -123,7 +123,7 @@ class Layer:
     """One layer for the kernels: sizes, where the matrices lie in a record of each section, and each expert's record.
 
     records: per expert, a contiguous [>= record_bytes] uint8 view on the CPU; kept alive. hidden and inner are this
-    rank's sizes; matrices of a tensor-parallel slice are described by `sliced`.
+    rank's sizes, and codes this rank's view of a record (`TileRecord.sliced`).
     """
 
     def __init__(
@@ -219,9 +219,7 @@ class Engine:
             x.data_ptr(), weights.data_ptr(), ids.data_ptr(), y.data_ptr(),
         )  # fmt: skip
         error = ctypes.create_string_buffer(ERROR_BYTES)
-        status = _library().tandem_moe(
-            self.handle, ctypes.byref(layer.struct), ctypes.byref(batch), error, ERROR_BYTES
-        )
+        status = _library().tandem_moe(self.handle, ctypes.byref(layer.struct), ctypes.byref(batch), error, ERROR_BYTES)
         if status:
             raise (UsageError if status == 1 else CheckError)(f"CPU kernel {self.kernel}: {error.value.decode()}")
         return y
@@ -240,7 +238,9 @@ class Product(NamedTuple):
     seconds: float  # the fastest of the repeats, tables not included
 
 
-def multiply(kernel: str, kind: Kind, record: torch.Tensor, part: TileMatrix, x: torch.Tensor, repeat: int = 1) -> Product:
+def multiply(
+    kernel: str, kind: Kind, record: torch.Tensor, part: TileMatrix, x: torch.Tensor, repeat: int = 1
+) -> Product:
     """x: [tokens, padded inputs] f32 times one matrix of a record, on the calling thread; bases are left out."""
     x = x.contiguous()
     y = torch.empty((x.shape[0], part.tiles * 64), dtype=torch.float32)

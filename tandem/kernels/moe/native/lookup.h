@@ -20,7 +20,8 @@ constexpr int kTableBytes = 1024;  // of a window: 32 positions x 16 entries x (
 
 enum class Code { kSac = 0, kFp4 = 1 };
 
-constexpr int window_inputs(Code code) { return code == Code::kSac ? 64 : 32; }
+// static: each instruction set's file has its own copy
+static constexpr int window_inputs(Code code) { return code == Code::kSac ? 64 : 32; }
 
 // taps[s][d][k]: what nibble value k of block j - s adds to input 2j + d, as the package's format fixes it.
 constexpr int kTaps = 3;

@@ -25,7 +25,7 @@ inline Quantum quantum_of(float most, int high_bits) {
   return {range / steps, steps / range};
 }
 
-constexpr int kAheadTiles = 4;     // tiles that a prefetch runs ahead
+constexpr int kAheadTiles = 8;     // tiles that a prefetch runs ahead
 constexpr int kBlockWindows = 8;  // windows whose codes and tables stay in the caches while many tokens use them
 
 // Consecutive windows of one tile.
@@ -38,7 +38,7 @@ struct Step {
 };
 
 inline void prefetch_tile(const std::uint8_t* tile) {
-  for (int line = 0; line < kTileBytes; line += 64) __builtin_prefetch(tile + line, 0, 3);
+  for (int line = 0; line < kTileBytes; line += 64) __builtin_prefetch(tile + line, 0, 2);
 }
 
 template <template <int> class Rows>
