@@ -11,7 +11,7 @@ from tandem.console import emit_json, say
 from tandem.errors import UsageError
 
 if TYPE_CHECKING:
-    from tandem.bench.cpu import Plan, Report
+    from tandem.bench.cpu import LayerRate, Plan, Report
 
 KINDS = ("sac", "fp4")
 PLAIN_WIDTH = 160  # columns of a table that is written to a file
@@ -121,40 +121,19 @@ def show(model: str, version: str, plan: Plan, report: Report) -> None:
         ("threads", "GB/s", "one stream", "prefetch", "four streams"),
         [(str(r.threads), f"{r.gb_s:.1f}", *(f"{loop:.1f}" for loop in r.loops_gb_s)) for r in report.reads],
     )
+    columns = ("code", "kernel", "threads", "tokens", "n", "ms median", "min", "p90", "GB/s", "of read")
     table(
         "one layer's experts from memory",
-        (
-            "code",
-            "kernel",
-            "threads",
-            "tokens",
-            "n",
-            "ms median",
-            "min",
-            "p90",
-            "GB/s",
-            "of read",
-            "G weights/s/core",
-            "weights/cycle",
-        ),  # fmt: skip
-        [
-            (
-                r.kind,
-                r.kernel,
-                str(r.threads),
-                str(r.tokens),
-                str(r.calls),
-                f"{r.ms_median:.3f}",
-                f"{r.ms_min:.3f}",
-                f"{r.ms_p90:.3f}",
-                f"{r.gb_s:.1f}",
-                f"{r.read_share:.0%}",
-                f"{r.gweights_s_core:.1f}",
-                f"{r.weights_per_cycle:.1f}",
-            )  # fmt: skip
-            for r in report.layers
-        ],
+        (*columns, "G weights/s/core", "weights/cycle"),
+        [layer_cells(row) for row in report.layers],
     )
     for peer in report.peers:
         times = "" if peer.ms_expert is None else f"{peer.ms_expert:.3f} ms an expert, {peer.ms_token:.3f} ms a token; "
         console.print(f"{peer.peer} on {peer.threads} threads: {times}{peer.note}")
+
+
+def layer_cells(row: LayerRate) -> tuple[str, ...]:
+    names = (row.kind, row.kernel, str(row.threads), str(row.tokens), str(row.calls))
+    times = (f"{row.ms_median:.3f}", f"{row.ms_min:.3f}", f"{row.ms_p90:.3f}")
+    rates = (f"{row.gb_s:.1f}", f"{row.read_share:.0%}", f"{row.gweights_s_core:.1f}", f"{row.weights_per_cycle:.1f}")
+    return (*names, *times, *rates)

@@ -87,6 +87,8 @@ def _library() -> Any:
             f"{LIBRARY} has interface {library.tandem_cpu_abi()}, this build needs {ABI}; install Tandem again"
         )
     pointer, int32, int64, text = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p
+    product = [text, pointer, int32, pointer, int64, int64, int32, int32, pointer, int32, int32, pointer, pointer]
+    product += [text, int32]
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "tandem_cpu_kernels": (text, []),
         "tandem_engine_new": (pointer, [pointer, pointer, int32, int64, text, pointer, text, int32]),
@@ -95,11 +97,7 @@ def _library() -> Any:
         "tandem_engine_pin_failures": (int32, [pointer, text, int32]),
         "tandem_engine_kill": (None, [pointer, int32]),
         "tandem_moe": (int32, [pointer, pointer, pointer, text, int32]),
-        "tandem_multiply": (
-            int32,
-            [text, pointer, int32, pointer, int64, int64, int32, int32, pointer, int32, int32, pointer, pointer]
-            + [text, int32],
-        ),
+        "tandem_multiply": (int32, product),
         "tandem_core_ghz": (ctypes.c_double, []),
         "tandem_read": (ctypes.c_double, [pointer, pointer, int64, int32]),
     }
