@@ -3,6 +3,8 @@
 Standard library only, and it must parse and run on Python 3.6: the interpreter that starts `./run` may be that old.
 """
 
+# ruff: noqa: UP006, UP031, UP035, UP045, N818
+
 import fcntl
 import hashlib
 import json
@@ -211,17 +213,17 @@ def ensure(need: Need, env: Environment) -> None:
     """Bring `.venv` to the state that the command needs; does nothing, and needs no network, when it is there."""
     if pending(need, env) is None:
         return
-    with Lock(env.home / ".tandem/setup.lock"):
+    with Lock(env.home / ".tandem/setup.lock") as lock:
         work = pending(need, env)  # again: another ./run may have finished it meanwhile
         if work:
-            set_up(work, env)
+            set_up(work, env, lock)
 
 
-def set_up(work: Work, env: Environment) -> None:
+def set_up(work: Work, env: Environment, lock: int) -> None:
     state, version = work.state, dotted(work.base.version)
     if not state:
         check_disk(work.kind, env.home)
-    show = Progress(len(work.steps) + (not state), env.log)
+    show = Progress(len(work.steps) + (not state), env.log, lock)
     say("setting up .venv (%s, Python %s), %d steps; safe to interrupt and rerun" % (work.kind, version, show.total))
     if not state:
         env.clear()
@@ -312,8 +314,9 @@ def unpack_sources(folder: Path) -> None:
 class Progress:
     """One line a step on stderr; on a terminal the running step shows what pip is at."""
 
-    def __init__(self, total: int, log: Path) -> None:
+    def __init__(self, total: int, log: Path, lock: int) -> None:
         self.total = total
+        self.lock = lock
         self.done = 0
         self.log = log
         self.started = time.monotonic()
@@ -334,6 +337,7 @@ class Progress:
             stderr=subprocess.STDOUT,
             universal_newlines=True,
             errors="replace",
+            pass_fds=(self.lock,),  # a pip that outlives a killed ./run still holds the lock
         )
         try:
             shown = began
@@ -372,12 +376,12 @@ class Progress:
 
 
 class Lock:
-    """An exclusive lock that the kernel lets go of when its holder dies, however it dies."""
+    """An exclusive lock that the kernel lets go of when its last holder dies, however it dies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.file = self.path.open("a+")
         try:
@@ -390,6 +394,7 @@ class Lock:
         self.file.truncate()
         self.file.write("%d\n" % os.getpid())
         self.file.flush()
+        return self.file.fileno()
 
     def __exit__(self, *_: object) -> None:
         self.file.close()

@@ -62,7 +62,8 @@ LOG_RULES = (
     _rule(r"\bPlanError: ", Outcome.INFEASIBLE_PLAN, "tandem.errors"),
     _rule(r"No available memory for the cache blocks", Outcome.INFEASIBLE_PLAN, "vLLM v1/core/kv_cache_utils.py"),
     _rule(r"larger than the available KV cache memory", Outcome.INFEASIBLE_PLAN, "vLLM v1/core/kv_cache_utils.py"),
-    _rule(r"is less than desired GPU memory utilization", Outcome.INFEASIBLE_PLAN, "vLLM v1/worker/utils.py"),
+    _rule(r"is less than desired [CG]PU memory utilization", Outcome.INFEASIBLE_PLAN, "vLLM v1/worker/utils.py"),
+    _rule(r"is less than requested memory for kv", Outcome.INFEASIBLE_PLAN, "vLLM v1/worker/cpu_worker.py"),
     _rule(r"torch\.(cuda\.)?OutOfMemoryError", Outcome.OOM_GPU, "torch c10/cuda/CUDACachingAllocator.cpp"),
     _rule(r"CUDA out of memory", Outcome.OOM_GPU, "torch c10/cuda/CUDACachingAllocator.cpp"),
     _rule(r"CUDA(_ERROR_OUT_OF_MEMORY| error: out of memory)", Outcome.OOM_GPU, "CUDA driver and runtime"),
@@ -72,7 +73,8 @@ LOG_RULES = (
     _rule(r"Errno 12\]|Cannot allocate memory", Outcome.OOM_HOST, "ENOMEM"),
     _rule(r"Errno 98\]|[Aa]ddress already in use", Outcome.PORT_IN_USE, "EADDRINUSE"),
 )
-CHILD_KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*: -9\b")  # vLLM v1/engine/utils.py
+# vLLM v1/engine/utils.py while it boots, v1/executor/multiproc_executor.py later (the server then ends with code 0)
+CHILD_KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*: -9\b|died unexpectedly \(exit code: -9\)")
 ERROR_LINE = re.compile(r"^(\(.*?\) )?(ERROR .*?\] )?(?P<what>[\w.]*(Error|Exception|Exit)\b.*)$")
 PREFIX = re.compile(r"^(\(.*?\) )?([A-Z]+ [\d-]+ [\d:.]+ (\[[^\]]*\] ?)?)?")  # vLLM's process name, level, time, file
 POINTER = "root cause"  # vLLM's parent processes say where to look for their children's errors
@@ -110,7 +112,8 @@ def _killed_for_memory(evidence: Evidence) -> Verdict | None:
         return Verdict(Outcome.OOM_HOST, "killed by SIGKILL while the kernel killed processes for memory")
     if evidence.system_oom_kills is None and evidence.group_oom_kills is None:
         return Verdict(Outcome.OOM_HOST, "killed by SIGKILL; the kernel gives no count, memory is the usual cause")
-    return Verdict(Outcome.CRASHED, "killed by SIGKILL, and not by the kernel for memory")
+    what = "the server" if evidence.returncode == -signal.SIGKILL else "a process of the server"
+    return Verdict(Outcome.CRASHED, f"{what} was killed by SIGKILL, and not by the kernel for memory")
 
 
 def _how_it_ended(returncode: int) -> str:

@@ -115,6 +115,11 @@ class ServerProcess:
     def pid(self) -> int | None:
         return self.server.pid if self.server else None
 
+    @property
+    def age_s(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started_at
+
     def __enter__(self) -> ServerProcess:
         self.start()
         return self
@@ -176,7 +181,7 @@ class ServerProcess:
                     return self._ready()
                 if SELFCHECK.search(self.log_tail()):
                     return self._failed(self._evidence())
-                waited_s = time.monotonic() - self._started_at
+                waited_s = self.age_s
                 if waited_s >= timeout_s:
                     return self._failed(self._evidence(timed_out=True))
                 if on_wait is not None:
@@ -229,20 +234,20 @@ class ServerProcess:
         return self._result(Verdict(Outcome.OK, ""))
 
     def _evidence(self, timed_out: bool = False) -> Evidence:
-        if not timed_out and not self._exited and self._keeper is not None:
-            self._pump(1.0)  # the keeper died: its last words
         kills = oom_kills().since(self._oom_before)
         returncode = self.returncode
         if returncode is None and self._keeper is not None and self._keeper.poll() is not None:
-            returncode = -signal.SIGKILL  # the server dies with its keeper
+            self._pump(0.0)  # the keeper's last words, if it had any
+            returncode = (
+                -signal.SIGKILL if self.returncode is None else self.returncode
+            )  # servers die with their keeper
         return Evidence(returncode, self.log_tail(), kills.group, kills.system, timed_out)
 
     def _failed(self, evidence: Evidence) -> BootResult:
         return self._result(self._refused or classify(evidence))
 
     def _result(self, verdict: Verdict) -> BootResult:
-        boot_s = time.monotonic() - self._started_at
-        return BootResult(verdict.outcome, verdict.reason, boot_s, self.log, self.returncode)
+        return BootResult(verdict.outcome, verdict.reason, self.age_s, self.log, self.returncode)
 
     def _send(self, data: bytes) -> None:
         assert self._keeper is not None and self._keeper.stdin is not None

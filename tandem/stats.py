@@ -1,28 +1,28 @@
-"""What each rank counts, in one shared-memory page a rank: written by the engine, read by the API server.
+"""What each rank counts, in one page of anonymous shared memory a rank: written by the engine, read by the API server.
 
-Reading costs no RPC and no lock: a page has one writer, and every counter is one aligned 8-byte word. A page is a file
-in /dev/shm, named after the user and the rank's process, and is removed when that process ends, or by the next start
-or reader once it has been killed. Pure: imports neither torch nor vLLM.
+Reading costs no RPC and no lock: a page has one writer, and every counter is one aligned 8-byte word. The page is a
+memfd, which no file system holds: it goes with its process, however that ends, and the reader finds it through /proc.
+Pure: imports neither torch nor vLLM.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-SHM_DIR = Path("/dev/shm")
-PREFIX = "tandem-stats"
+NAME = "tandem-stats"
 MAGIC = b"TANDEMS1"
-HEADER = struct.Struct("<8s4I4Q")  # magic, identity bytes, layers, experts, ready; pid, start time, reserved
+HEADER = struct.Struct("<8s4I3Q")  # magic, identity bytes, layers, experts, counters; pid, clock at creation, unused
 HEADER_BYTES = 64
 COUNTERS = (
     "steps",  # forward passes with real tokens, by the first layer that ran
@@ -33,6 +33,7 @@ COUNTERS = (
     "expert_ns",  # wall time inside the experts of all layers
     "pin_failures",  # threads that could not be bound to their CPUs
 )
+_POSITION = {name: position for position, name in enumerate(COUNTERS)}
 
 
 class Identity(NamedTuple):
@@ -62,139 +63,87 @@ class RankStats(NamedTuple):
 
 
 class StatsPage:
-    """The writer's side. `layers`: (index, experts) of each layer of the package."""
+    """The writer's side. `layers`: (index, experts) of each layer of the package. Gone when this object is."""
 
-    def __init__(self, identity: Identity, layers: Sequence[tuple[int, int]], directory: Path = SHM_DIR) -> None:
-        remove_stale(directory)
+    def __init__(self, identity: Identity, layers: Sequence[tuple[int, int]]) -> None:
         blob = json.dumps(identity._asdict(), allow_nan=False).encode()
         blob += b" " * (-len(blob) % 8)
         width = max(experts for _, experts in layers)
-        words = len(COUNTERS) + len(layers) * (2 + width)
-        size = HEADER_BYTES + len(blob) + 8 * words
-        pid = os.getpid()
-        self.path = _new_file(directory, pid, size)
-        with self.path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), size)
-        body = np.frombuffer(self._map, dtype=np.uint64, offset=HEADER_BYTES + len(blob))
-        self._map[HEADER_BYTES : HEADER_BYTES + len(blob)] = blob
+        size = HEADER_BYTES + len(blob) + 8 * (len(COUNTERS) + len(layers) * (2 + width))
+        descriptor = os.memfd_create(NAME)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            memory = mmap.mmap(descriptor, size)  # holds a descriptor of its own, which is what the reader finds
+        finally:
+            os.close(descriptor)
+        memory[HEADER_BYTES : HEADER_BYTES + len(blob)] = blob
+        body = np.frombuffer(memory, dtype=np.uint64, offset=HEADER_BYTES + len(blob))
         self._counters = body[: len(COUNTERS)]
         table = body[len(COUNTERS) :].reshape(len(layers), 2 + width)
         table[:, :2] = layers
         self._routing = {layer: table[row, 2 : 2 + experts] for row, (layer, experts) in enumerate(layers)}
-        self._map[: HEADER.size] = HEADER.pack(
-            MAGIC, len(blob), len(layers), width, len(COUNTERS), pid, start_time(pid) or 0, 0, 0
+        # last, so that no reader takes a page that is half written
+        memory[: HEADER.size] = HEADER.pack(
+            MAGIC, len(blob), len(layers), width, len(COUNTERS), os.getpid(), time.monotonic_ns(), 0
         )
-        # not weakref.finalize: a process that multiprocessing started ends without atexit, but runs these
-        self.close = Finalize(self, _unlink, args=(self.path,), exitpriority=10)
 
     def add(self, name: str, amount: int) -> None:
-        self._counters[COUNTERS.index(name)] += np.uint64(amount)
+        self._counters[_POSITION[name]] += np.uint64(amount)
 
     def route(self, layer: int, counts: npt.NDArray[np.int64]) -> None:
         """counts: [E] tokens of this step per expert."""
         self._routing[layer] += counts.astype(np.uint64)
 
 
-def read_page(path: Path) -> RankStats | None:
-    """None where the file is gone or is still being written."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    if len(data) < HEADER_BYTES or data[:8] != MAGIC:
-        return None
-    _, blob_bytes, layers, width, counters, pid, _, _, _ = HEADER.unpack_from(data)
+def read_ranks(root_pid: int) -> list[RankStats]:
+    """The pages of `root_pid` and its descendants, by rank. A process with several pages counts once: the newest."""
+    newest: dict[int, tuple[int, RankStats]] = {}
+    for pid in _family(root_pid):
+        for data in _pages_of(pid):
+            created_ns, page = parse_page(data)
+            # a fork shares its parent's page without being a rank
+            if page.pid == pid and (pid not in newest or created_ns > newest[pid][0]):
+                newest[pid] = (created_ns, page)
+    return sorted((page for _, page in newest.values()), key=lambda page: (page.identity.rank, page.pid))
+
+
+def parse_page(data: bytes) -> tuple[int, RankStats]:
+    """-> the clock at the page's creation, and its content."""
+    _, blob_bytes, layers, width, counters, pid, created_ns, _ = HEADER.unpack_from(data)
     identity = Identity(**json.loads(data[HEADER_BYTES : HEADER_BYTES + blob_bytes]))
     body = np.frombuffer(data, dtype=np.uint64, offset=HEADER_BYTES + blob_bytes)
     table = body[counters:].reshape(layers, 2 + width)
-    return RankStats(
-        pid,
-        identity,
-        {name: int(value) for name, value in zip(COUNTERS, body, strict=False)},
-        {int(row[0]): [int(count) for count in row[2 : 2 + int(row[1])]] for row in table},
-    )
+    values = {name: int(value) for name, value in zip(COUNTERS, body[:counters], strict=True)}
+    routing = {int(row[0]): [int(count) for count in row[2 : 2 + int(row[1])]] for row in table}
+    return created_ns, RankStats(pid, identity, values, routing)
 
 
-def read_ranks(root_pid: int, directory: Path = SHM_DIR) -> list[RankStats]:
-    """The pages of `root_pid` and its descendants, by rank. A process with several pages counts once: the newest."""
-    found: dict[int, tuple[float, RankStats]] = {}
-    for path in directory.glob(f"{PREFIX}-{os.getuid()}-*"):
-        pid, started = _owner(path)
-        if start_time(pid) != started or not _descends(pid, root_pid):
-            continue
-        page = read_page(path)
-        if page is not None and (pid not in found or path.stat().st_mtime_ns > found[pid][0]):
-            found[pid] = (path.stat().st_mtime_ns, page)
-    return sorted((page for _, page in found.values()), key=lambda page: (page.identity.rank, page.pid))
+def _pages_of(pid: int) -> Iterator[bytes]:
+    """The whole pages that process `pid` has open; none where it ends meanwhile, or is not ours to look at."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if str(link.readlink()).startswith(f"/memfd:{NAME}"):
+                    data = link.read_bytes()
+                    if data[: len(MAGIC)] == MAGIC:
+                        yield data
 
 
-def remove_stale(directory: Path = SHM_DIR) -> list[Path]:
-    """Remove this user's pages whose process has ended (its pid is free, or is another process by start time)."""
-    gone = []
-    for path in directory.glob(f"{PREFIX}-{os.getuid()}-*"):
-        pid, started = _owner(path)
-        if start_time(pid) != started:
-            path.unlink(missing_ok=True)
-            gone.append(path)
-    return gone
-
-
-def start_time(pid: int) -> int | None:
-    """Clock ticks from the machine's boot to the start of process `pid`; None: there is none, or it is a zombie."""
-    fields = _stat(pid)
-    return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
-
-
-def _parent(pid: int) -> int | None:
-    fields = _stat(pid)
-    return None if fields is None else int(fields[1])
-
-
-def _stat(pid: int) -> list[str] | None:
-    """/proc/PID/stat from the third field on."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-
-
-def _ancestors(pid: int) -> Iterator[int]:
-    current: int | None = pid
-    while current:
-        yield current
-        current = _parent(current)
-
-
-def _descends(pid: int, root_pid: int) -> bool:
-    return root_pid in _ancestors(pid)
-
-
-def _owner(path: Path) -> tuple[int, int]:
-    """(pid, start time) by the file's name; (0, -1), which no process has, for a foreign name."""
-    parts = path.name.removeprefix(f"{PREFIX}-").split("-")
-    if len(parts) != 4 or not all(part.isdigit() for part in parts):
-        return 0, -1
-    return int(parts[1]), int(parts[2])
-
-
-def _new_file(directory: Path, pid: int, size: int) -> Path:
-    number = 0
-    while True:
-        path = directory / f"{PREFIX}-{os.getuid()}-{pid}-{start_time(pid)}-{number}"
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            number += 1
-            continue
-        try:
-            os.posix_fallocate(handle, 0, size)
-        finally:
-            os.close(handle)
-        return path
-
-
-def _unlink(path: Path) -> None:
-    path.unlink(missing_ok=True)
+def _family(root_pid: int) -> set[int]:
+    """`root_pid` and its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    family, waiting = set(), [root_pid]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in family:
+            family.add(pid)
+            waiting += children.get(pid, [])
+    return family
 
 
 def agreement(ranks: Sequence[RankStats], config_sha256: str, profile_sha256: str | None) -> list[str]:

@@ -6,7 +6,6 @@ Torch-free: packing runs as `tandem pack` in a process of its own.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import re
 import signal
@@ -24,6 +23,7 @@ from tandem.launch import console_script
 from tandem.package.manifest import MANIFEST_NAME, read_manifest
 from tandem.profile import load_profile
 from tandem.versions import PACKAGE_FORMAT
+from tandem.whole import file_sha256
 from tandem.wire import Wire, canonical_sha256
 
 GIB = 1 << 30
@@ -43,14 +43,15 @@ class PackOptions(NamedTuple):
 
     fp4_top: int | None = None  # experts a layer held in FP4 too
     default_fp4_top: int | None = None  # of these, how many a server computes from FP4 unless told otherwise
+    name: str | None = None  # what servers call the model
 
     def arguments(self) -> list[str]:
-        stated = (("--fp4-top", self.fp4_top), ("--default-fp4-top", self.default_fp4_top))
+        stated = (("--fp4-top", self.fp4_top), ("--default-fp4-top", self.default_fp4_top), ("--name", self.name))
         return [part for name, value in stated if value is not None for part in (name, str(value))]
 
 
 # The bundled mini model has 16 experts a layer: all are held in FP4 beside their codes, so that fp4_top can be tuned.
-MINI_PACK = PackOptions(fp4_top=16, default_fp4_top=4)
+MINI_PACK = PackOptions(fp4_top=16, default_fp4_top=4, name="mini")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +198,9 @@ def checkpoint_key(source: Path, options: PackOptions) -> str:
     sizes = {shard.name: shard.stat().st_size for shard in shards}
     small = sum(sizes.values()) <= HASH_WHOLE_BELOW_BYTES
     content = {
-        shard.name: _file_sha256(shard) if small else [sizes[shard.name], shard.stat().st_mtime_ns] for shard in shards
+        shard.name: file_sha256(shard) if small else [sizes[shard.name], shard.stat().st_mtime_ns] for shard in shards
     }
-    config = _file_sha256(source / "config.json")
+    config = file_sha256(source / "config.json")
     parts = {"config": config, "shards": content, "options": list(options), "format": PACKAGE_FORMAT}
     return canonical_sha256(parts)[:KEY_HEX]
 
@@ -253,7 +254,7 @@ def _download(hub_id: str, revision: str | None, gate: Gate | None, yes: bool) -
         _confirm(_hub_bytes(hub_id, revision), f"download {hub_id}", yes)
         return Path(hub.snapshot_download(hub_id, revision=revision, ignore_patterns=_SKIP_ON_HUB))
     except (OSError, ValueError, httpx.HTTPError) as problem:
-        reason = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
         raise PackageError(
             f"cannot fetch {hub_id} from the hub: {reason}; check the name, the network and HF_HUB_OFFLINE, or give a "
             "local folder"
@@ -285,14 +286,6 @@ def _confirm(size_bytes: int, what: str, yes: bool) -> None:
 
 def _known_file(manifest_sha256: str) -> Path:
     return paths.packages_dir() / "known" / f"{manifest_sha256}.json"
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _end_with_parent() -> None:

@@ -59,11 +59,12 @@ def running(boot: Boot) -> Iterator[Any]:
     from vllm import LLM
 
     affinity = os.sched_getaffinity(0)
-    llm = LLM(**boot.arguments())
+    llm = None
     try:
+        llm = LLM(**boot.arguments())
         yield llm
     finally:
-        with contextlib.suppress(AttributeError):
+        if llm is not None:
             llm.llm_engine.engine_core.shutdown()
         del llm
         release(affinity)

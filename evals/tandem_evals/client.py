@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -242,9 +242,9 @@ def _stream(client: httpx.Client, url: str, body: Mapping[str, Any], timeout_s: 
                 response.read()
                 again = response.status_code >= 500 or response.status_code == httpx.codes.TOO_MANY_REQUESTS
                 raise _AttemptError(f"HTTP {response.status_code}: {_message(response)}", again)
-            for line in response.iter_lines():
+            for line in _lines(response):
                 now_ns = time.monotonic_ns()
-                if line.startswith("data:") and line[5:].strip() != "[DONE]":
+                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
                     reply.take(json.loads(line[5:]), now_ns)
                 if time.monotonic() > deadline:
                     raise _AttemptError(f"no whole reply within {timeout_s:g} s", again=False)
@@ -260,6 +260,15 @@ def _stream(client: httpx.Client, url: str, body: Mapping[str, Any], timeout_s: 
         raise _AttemptError("the stream ended before the reply did", again=True)
     if not reply.usage_seen:
         raise _AttemptError("the server gave no token counts (stream_options.include_usage)", again=False)
+
+
+def _lines(response: httpx.Response) -> Iterator[bytes]:
+    """Lines of an event stream. httpx's own splitter also breaks at U+2028, U+0085 and more, which JSON may hold."""
+    rest = b""
+    for part in response.iter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
+    yield rest
 
 
 def _message(response: httpx.Response) -> str:

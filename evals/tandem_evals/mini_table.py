@@ -16,10 +16,10 @@ from tandem.capabilities import capabilities
 from tandem.errors import ServerError, UsageError
 from tandem.machine import probe_machine
 from tandem.outcome import Outcome
-from tandem.package.manifest import Manifest, read_manifest
+from tandem.package.manifest import read_manifest
 from tandem.paths import mini_model_dir
 from tandem.server_process import ServerProcess, clean_owned_orphans, free_port
-from tandem.target import read_config, resolve_target
+from tandem.target import MINI_PACK, PackOptions, read_config, resolve_target
 from tandem.wire import write_atomic
 from tandem_evals.client import server_info
 from tandem_evals.run import RunResult, RunSettings, load_run, run_task
@@ -29,7 +29,8 @@ from tandem_evals.task import Task
 from tandem_evals.tasks.mini import HELDOUT, SCORERS, mini
 
 FP4_SHARE = 0.25  # of a layer's experts, in the middle row
-BASELINE = "bf16"
+EXPERT_COUNTS = ("num_experts", "n_routed_experts")  # Qwen3-MoE; GLM4-MoE and DeepSeek
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 TELL_EVERY_S = 15.0
 
 Tell = Callable[[str], None]
@@ -38,7 +39,7 @@ Tell = Callable[[str], None]
 class Variant(NamedTuple):
     """A row: how to start its server on a given port."""
 
-    name: str  # also its folder
+    name: str  # its folder
     label: str
     argv: Callable[[int], Sequence[str]]
     env: Mapping[str, str]
@@ -69,7 +70,8 @@ def mini_table(out: Path, *, limit: int | None, boot_timeout_s: float, model: Pa
         if len(whole) < len(tasks):
             whole = _measure(variant, tasks, folder, boot_timeout_s, tell)
         results[variant.name] = whole
-    rows = [_row(variant, results) for variant in variants]
+    baseline = results[variants[0].name]
+    rows = [_row(variant, results[variant.name], baseline) for variant in variants]
     write_atomic(out / "table.md", table_markdown(rows).encode())
     write_atomic(out / "table.json", json.dumps(table_json(rows), indent=1, sort_keys=True).encode() + b"\n")
     return rows
@@ -80,16 +82,18 @@ def mini_variants(model: Path | None) -> list[Variant]:
     checkpoint = model or mini_model_dir()
     if checkpoint is None:
         raise UsageError("this build has no mini model; give a checkpoint with --model, or use a source tree")
-    package = resolve_target(str(checkpoint)).path
+    config = read_config(checkpoint)
+    fp4_top = quarter_of_experts(config)
+    options = MINI_PACK if model is None else PackOptions(fp4_top=fp4_top)
+    package = resolve_target(str(checkpoint), options=options).path
     manifest = read_manifest(package)
-    fp4_top = quarter_of_experts(manifest)
     vllm, machine = refuse.installed_vllm(), probe_machine()
 
-    def stock(port: int) -> Sequence[str]:
+    def stock(port: int) -> launch.ServePlan:
         return launch.plan_server(
             package=checkpoint,
             served_name=manifest.source.name,
-            config=read_config(checkpoint),
+            config=config,
             profile=None,
             host=None,
             port=port,
@@ -97,30 +101,44 @@ def mini_variants(model: Path | None) -> list[Variant]:
             platform=vllm.platform,
             capabilities=capabilities(),
             cpus=[cpu.id for cpu in machine.usable],
+            cores=machine.usable_cores,
             executable=launch.vllm_executable(),
             plugins=(),
             environment=os.environ,
-        ).argv
+        )
 
     def tandem(top: int) -> Callable[[int], Sequence[str]]:
         serve = [*launch.console_script("tandem", "tandem.cli"), "serve", str(package), "--profile", "none"]
         return lambda port: [*serve, "--fp4-top", str(top), "--port", str(port)]
 
     offline = {"HF_HUB_OFFLINE": "1"}  # everything is on disk
-    no_plugins = {**offline, "VLLM_PLUGINS": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    no_plugins = {**stock(launch.DEFAULT_PORT).env, **offline, "VLLM_PLUGINS": ""}
+    label = f"{number_format(config)}, stock vLLM"
+    of = f"-{manifest.sha256[:8]}"  # rows of another package, or of another checkpoint, are never taken for these
     return [
-        Variant(BASELINE, "bf16, stock vLLM", stock, no_plugins),
-        Variant(f"vq-fp4-{fp4_top}", f"VQ + FP4_TOP {fp4_top} ({FP4_SHARE:.0%} of experts)", tandem(fp4_top), offline),
-        Variant("vq", "VQ only", tandem(0), offline),
+        Variant(f"stock{of}", label, lambda port: stock(port).argv, no_plugins),
+        Variant(
+            f"fp4-top-{fp4_top}{of}",
+            f"VQ + FP4_TOP {fp4_top} ({100 * FP4_SHARE:.0f} % of experts)",
+            tandem(fp4_top),
+            offline,
+        ),
+        Variant(f"vq{of}", "VQ only", tandem(0), offline),
     ]
 
 
-def quarter_of_experts(manifest: Manifest) -> int:
-    """FP4_SHARE of the experts of a layer, rounded down. Raises UsageError when the package holds fewer in FP4."""
-    wanted = int(FP4_SHARE * max(layer.num_experts for layer in manifest.layers))
-    if wanted > manifest.fp4.max_top:
-        raise UsageError(f"the package holds {manifest.fp4.max_top} experts a layer in FP4 and this needs {wanted}")
-    return wanted
+def number_format(config: Mapping[str, Any]) -> str:
+    """What the checkpoint's weights are in, for people."""
+    name = str(config.get("dtype") or config.get("torch_dtype") or "original weights").removeprefix("torch.")
+    return SHORT.get(name, name)
+
+
+def quarter_of_experts(config: Mapping[str, Any]) -> int:
+    """FP4_SHARE of a layer's experts, rounded down, from a checkpoint's config.json. Raises UsageError."""
+    counts = [config[key] for key in EXPERT_COUNTS if key in config]
+    if not counts:
+        raise UsageError(f"config.json has none of {', '.join(EXPERT_COUNTS)}: not a Mixture-of-Experts checkpoint")
+    return int(FP4_SHARE * int(counts[0]))
 
 
 def _measure(
@@ -143,13 +161,14 @@ def _measure(
         return {task.name: run_task(task, settings, folder / task.name, tell) for task in tasks}
 
 
-def _row(variant: Variant, results: Mapping[str, Mapping[str, RunResult]]) -> Row:
-    ours, base = results[variant.name], results[BASELINE]
+def _row(variant: Variant, ours: Mapping[str, RunResult], base: Mapping[str, RunResult]) -> Row:
     scores = {name: score(result) for name, result in ours.items()}
-    if variant.name == BASELINE:
+    if ours is base:
         return Row(variant.label, scores, {})
-    paired = {name: flips(correct_by_item(base[name].records), correct_by_item(ours[name].records)) for name in scores}
-    return Row(variant.label, scores, paired)
+    right = {name: correct_by_item(result.records) for name, result in ours.items()}
+    return Row(
+        variant.label, scores, {name: flips(correct_by_item(base[name].records), right[name]) for name in scores}
+    )
 
 
 def table_markdown(rows: Sequence[Row]) -> str:
@@ -163,7 +182,11 @@ def table_markdown(rows: Sequence[Row]) -> str:
         ["against the first row", *tasks],
         [[row.label, *(_flips(row.against_baseline[name]) for name in tasks)] for row in rows if row.against_baseline],
     )
-    return f"{accuracy}\nAccuracy with Wilson 95 % intervals; greedy, one request at a time.\n\n{pairs}"
+    notes = (
+        f"Accuracy with Wilson 95 % intervals; decode speed of {tasks[0]} with a bootstrap 95 % interval over its "
+        "requests. Greedy, one request at a time, one boot a row."
+    )
+    return f"{accuracy}\n{notes}\n\n{pairs}"
 
 
 def table_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -178,9 +201,8 @@ def table_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _speed(row: Row) -> str:
-    rates = [value.speed.rate for value in row.scores.values() if value.speed.rate is not None]
-    first = rates[0] if rates else None
-    return "-" if first is None else f"{first.tok_s:.1f} [{first.lo:.1f}, {first.hi:.1f}]"
+    first = next(iter(row.scores.values())).speed.rate
+    return "-" if first is None else f"{first.tok_s:.1f} [{first.lo:.1f}, {first.hi:.1f}] of {first.n}"
 
 
 def _flips(value: Flips) -> str:

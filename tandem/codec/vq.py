@@ -51,6 +51,12 @@ def _codebook() -> PairCodebook:
 
 
 @lru_cache(maxsize=1)
+def _codebook_elements() -> torch.Tensor:
+    """[256] complex128: each element is the 16 bytes of one vector of four fp32 weights."""
+    return _codebook().full.contiguous().view(torch.float64).view(torch.complex128).squeeze(-1)
+
+
+@lru_cache(maxsize=1)
 def _levels() -> torch.Tensor:
     """[256] fp32: the factor of each scale byte."""
     exponent = torch.arange(256) - 255
@@ -138,9 +144,17 @@ class VqCodec:
 
 def decode_matrix(codes: torch.Tensor, scales: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """codes: [N, rows, columns / 4], scales: [N, rows, ceil(columns / 64)], base: [N] -> [N, rows, columns] fp32."""
-    columns = codes.shape[-1] * DIM
-    factor = (_levels()[scales.int()] * base[:, None, None]).repeat_interleave(GROUP, dim=-1)[..., :columns]
-    return _codebook().full[codes.int()].flatten(-2).mul_(factor)
+    count, rows, vectors = codes.shape
+    columns = vectors * DIM
+    # four fp32 weights are one 16-byte element to look up, which is several times faster than four
+    looked_up = _codebook_elements().index_select(0, codes.int().flatten())
+    weights = looked_up.view(torch.float64).view(torch.float32).view(count, rows, columns)
+    factor = _levels().index_select(0, scales.int().flatten()).view(scales.shape) * base[:, None, None]
+    whole = columns // GROUP
+    weights[..., : whole * GROUP].unflatten(-1, (whole, GROUP)).mul_(factor[..., :whole, None])
+    if columns % GROUP:
+        weights[..., whole * GROUP :].mul_(factor[..., whole:])
+    return weights
 
 
 def encode_matrix(weight: torch.Tensor) -> Encoded:
@@ -148,15 +162,18 @@ def encode_matrix(weight: torch.Tensor) -> Encoded:
     rows, columns = weight.shape
     step = max(1, BLOCK_WEIGHTS // columns)
     starts = range(0, rows, step)
-    largest = torch.stack(map_threads(lambda start: _group_rms(weight[start : start + step]).max(), starts)).max()
-    if not torch.isfinite(largest):
-        raise PackageError("a weight is NaN or infinite; download the checkpoint again, or report it to its maker")
+    unit = _power_of_two(torch.stack(map_threads(lambda start: weight[start : start + step].abs().max(), starts)).max())
+
+    def block_of(start: int) -> torch.Tensor:
+        return weight[start : start + step].float() / unit
+
+    largest = torch.stack(map_threads(lambda start: _group_rms(block_of(start)).max(), starts)).max()
     base = largest * 2 ** (HEADROOM / STEPS) / UNIT
     codes = torch.empty(rows, columns // DIM, dtype=torch.uint8)
     scales = torch.empty(rows, -(-columns // GROUP), dtype=torch.uint8)
 
     def encode_rows(start: int) -> None:
-        block = weight[start : start + step].float()
+        block = block_of(start)
         whole = columns // GROUP * GROUP  # a last group of fewer than 64 weights is encoded on its own
         for first, last, size in ((0, whole, GROUP), (whole, columns, columns - whole)):
             if first == last:
@@ -167,7 +184,15 @@ def encode_matrix(weight: torch.Tensor) -> Encoded:
             scales[start : start + step, first // GROUP : -(-last // GROUP)] = group_scales.view(block.shape[0], -1)
 
     map_threads(encode_rows, starts)
-    return Encoded(codes, scales, base)
+    return Encoded(codes, scales, base * unit)
+
+
+def _power_of_two(largest: torch.Tensor) -> torch.Tensor:
+    """A power of two near the largest weight: divided by it, no square leaves the range of fp32, and no bit changes."""
+    if not torch.isfinite(largest):
+        raise PackageError("a weight is NaN or infinite; download the checkpoint again, or report it to its maker")
+    _, exponent = torch.frexp(largest.float())
+    return torch.ldexp(torch.ones(()), exponent.clamp(-126, 126))
 
 
 def _group_rms(block: torch.Tensor) -> torch.Tensor:
@@ -176,7 +201,7 @@ def _group_rms(block: torch.Tensor) -> torch.Tensor:
     parts = [block[:, :whole].reshape(-1, GROUP)] if whole else []
     if whole < block.shape[1]:
         parts.append(block[:, whole:])
-    return torch.cat([part.float().square().mean(1).sqrt() for part in parts])
+    return torch.cat([part.square().mean(1).sqrt() for part in parts])
 
 
 def _encode_groups(groups: torch.Tensor, base: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

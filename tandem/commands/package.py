@@ -43,6 +43,10 @@ def pack_command(
     routing: Annotated[
         Path | None, typer.Option(help="A file of `tandem trace`: FP4 holds the most routed experts.")
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What the model is called, by servers too. Default: the folder's or the hub's name."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a package or an interrupted pack in OUT.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,7 +64,7 @@ def pack_command(
         routing=Routing.read(routing, PackageError) if routing is not None else None,
     )
     with report() as progress:
-        pack(source, out, options, overwrite=overwrite, report=progress)
+        pack(source, out, options, name=name, overwrite=overwrite, report=progress)
     package = open_package(out)
     if as_json:
         emit_json(summary(package))

@@ -22,6 +22,7 @@ from tandem.plan import geometry, package_items, ram_limit, ram_plan, v41_items,
 from tandem.settings import AUTO, Chosen, Settings, check_fp4_top, choose_profile, settle
 from tandem.target import Gate, PackageTarget, Plan, plan_target, read_config, resolve_target
 from tandem.vllm_flags import Flag, parse_flags, value_of
+from tandem.whole import check_whole
 
 DEFAULTS = TandemConfig()
 
@@ -99,6 +100,7 @@ def serve(
     found = resolve_target(target, last_tuned=True, revision=revision, gate=gate, yes=yes, record=start)
     say(f"package: {found.path} ({found.origin})")
     manifest = read_manifest(found.path)
+    check_whole(found.path, manifest)
     config = read_config(found.path)
     gate(config)
     chosen = choose_profile(profile, machine, found.manifest_sha256)

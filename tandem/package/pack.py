@@ -81,7 +81,8 @@ def pack(
     checkpoint = open_checkpoint(source)
     if out.resolve() == source.resolve() or source.resolve() in out.resolve().parents:
         raise UsageError(f"{out} lies inside the checkpoint; choose another folder")
-    job = _plan(checkpoint, options, *(_origin(source) if name is None else (name, revision)))
+    found_name, found_revision = _origin(source)
+    job = _plan(checkpoint, options, name or found_name, revision or found_revision)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:

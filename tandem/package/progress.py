@@ -13,6 +13,7 @@ from tandem.console import progress as console
 from tandem.console import say
 
 LINE_EVERY_S = 10.0
+ETA_FROM_SHARE = 0.01  # before that much is done the rate says nothing
 
 
 class Report(Protocol):
@@ -47,7 +48,7 @@ class Lines:
 
     def start(self, total_bytes: int) -> None:
         self._total = total_bytes
-        self._started_s = time.monotonic()
+        self._started_s = self._said_s = time.monotonic()
 
     def advance(self, done_bytes: int, what: str) -> None:
         self._done += done_bytes
@@ -56,8 +57,10 @@ class Lines:
             return
         self._said_s = now_s
         share = self._done / max(self._total, 1)
-        left_s = (now_s - self._started_s) * (1 - share) / max(share, 1e-9)
-        say(f"{what}: {share:.0%} of {self._total / 1e9:.2f} GB, about {left_s:.0f} s left")
+        left = ""
+        if share >= ETA_FROM_SHARE:
+            left = f", about {(now_s - self._started_s) * (1 - share) / share:.0f} s left"
+        say(f"{what}: {share:.0%} of {self._total / 1e9:.2f} GB{left}")
 
     def note(self, line: str) -> None:
         say(line)

@@ -92,7 +92,7 @@ def check_entry(entry: LayerEntry) -> None:
     end = 0
     for name, section in sorted(entry.sections.items(), key=lambda item: item[1].offset):
         _check_section(f"{where}: section {name!r}", section, entry, end)
-        if name in WHOLE_SECTIONS and section.experts != tuple(range(entry.num_experts)):
+        if name in WHOLE_SECTIONS and not _all_in_order(section, entry.num_experts):
             raise PackageError(f"{where}: section {name!r} does not hold all {entry.num_experts} experts in order")
         end = section.offset + len(section.experts) * section.stride
     if end != entry.bytes:
@@ -119,6 +119,10 @@ def _check_section(where: str, section: Section, entry: LayerEntry, end: int) ->
     stop = section.offset + len(section.experts) * section.stride
     if stop > entry.bytes:
         raise PackageError(f"{where}: ends at byte {stop} of a file of {entry.bytes} ({stop - entry.bytes} too far)")
+
+
+def _all_in_order(section: Section, num_experts: int) -> bool:
+    return len(section.experts) == num_experts and section.experts == tuple(range(len(section.experts)))
 
 
 def check_manifest(manifest: Manifest) -> dict[SectionName, ExpertCodec]:

@@ -43,6 +43,8 @@ def verify(path: Path, *, fast: bool = False, report: Report | None = None) -> V
     for name, size in sizes.items():
         _check_size(path / name, size)
     _check_strangers(package)
+    if (path / MANIFEST_NAME).read_bytes() != manifest.pretty().encode():
+        raise CheckError(f"{path / MANIFEST_NAME}: not the bytes that were written; {FIX}")
     _check_config(package)
     report.start(sum(sizes.values()))
     hashes = {name: entry.sha256 for name, entry in manifest.files.items() if name != CONFIG_NAME}

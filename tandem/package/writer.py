@@ -85,6 +85,7 @@ def link_file(source: Path, target: Path) -> FileEntry:
     if not (_hard_link(source, part) or _reflink(source, part)):
         return copy_file(source, target)
     part.replace(target)
+    part.unlink(missing_ok=True)  # renaming one hard link of a file over another does nothing, by POSIX
     sync_directory(target.parent)
     return FileEntry(bytes=target.stat().st_size, sha256=hash_file(target), origin="linked")
 

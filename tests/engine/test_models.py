@@ -80,6 +80,30 @@ def test_vq_and_fp4_packages_equal_vllm_on_the_decoded_weights(tmp_path: Path) -
     assert read_ranks(_pid()) == []
 
 
+def test_what_the_engine_refuses(tmp_path: Path) -> None:
+    """Each stops the boot with its own line: an unknown key, a feature of the refuse list, an expert among the rest."""
+    from safetensors.torch import load_file, save_file
+
+    from tandem.errors import PackageError, UnsupportedError, UsageError
+    from tandem.package.pack import PackOptions, pack
+    from tests.checkpoints import qwen3_moe
+    from tests.vllm_runner import Boot, greedy_tokens
+
+    source = qwen3_moe(tmp_path / "source", dtype="float32", layers=1)
+    package = tmp_path / "package"
+    pack(source, package, PackOptions(codec="raw"))
+    with pytest.raises(UsageError, match=r"unknown key tandem\.threads; the only key is profile"):
+        greedy_tokens(Boot(package, tandem={"threads": 2}))
+    with pytest.raises(UnsupportedError, match="does not work with expert parallelism"):
+        greedy_tokens(Boot(package, extra={"enable_expert_parallel": True}))
+    name = "model.layers.0.mlp.experts.0.gate_proj.weight"
+    (shard,) = package.glob("*.safetensors")
+    tensors = load_file(shard) | {name: load_file(next(source.glob("*.safetensors")))[name]}
+    save_file(tensors, shard, metadata={"format": "pt"})
+    with pytest.raises(PackageError, match=r"expert tensor .* lies among the model's own tensors"):
+        greedy_tokens(Boot(package))
+
+
 @pytest.mark.full
 def test_glm4_with_mtp_lossless_package_equals_stock(tmp_path: Path) -> None:
     from tandem.package.pack import PackOptions, pack

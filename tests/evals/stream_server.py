@@ -127,7 +127,7 @@ def serve(script: Script, extra: Mapping[str, Any] | None = None, port: int = 0)
             self.wfile.write(b"0\r\n\r\n")
 
         def _event(self, value: Any) -> None:
-            text = value if isinstance(value, str) else json.dumps(value)
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)  # as vLLM
             data = f"data: {text}\n\n".encode()
             self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
             self.wfile.flush()

@@ -65,6 +65,12 @@ def test_a_server_without_running_counts() -> None:
     assert record.completion_tokens == 3 and record.chunk_tokens == () and len(record.chunk_ns) == 3
 
 
+def test_text_with_every_kind_of_line_separator() -> None:
+    text = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\r\nh"
+    with serve(lambda *_: Answer((text, "", 9))) as server:
+        assert ask(server.url).content == text
+
+
 def test_length_is_kept() -> None:
     with serve(lambda *_: Answer(("a", "", 1), finish="length")) as server:
         assert ask(server.url).truncated
@@ -116,7 +122,7 @@ def test_a_hang_ends_and_is_not_asked_again() -> None:
 def test_a_trickle_ends_at_the_deadline() -> None:
     with serve(lambda *_: Answer(*[("a", "", 1)] * 3000)) as server:
         record = ask(server.url, timeout_s=0.3)
-    assert record.error == "no whole reply within 0.3 s"
+    assert record.outcome == "error" and "0.3 s" in (record.error or "")  # without a deadline it would take 6 s
 
 
 def test_nobody_listens() -> None:

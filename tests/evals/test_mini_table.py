@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import ServerError, UsageError
-from tandem.package.manifest import Fp4, LayerEntry, Manifest
 from tandem_evals import mini_table
 from tandem_evals.mini_table import Variant, table_json, table_markdown
 
@@ -43,7 +42,7 @@ def variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
         argv = [sys.executable, "-c", SERVER, str(REPOSITORY)]
         return Variant(name, f"row {name}", lambda port: [*argv, str(port), name], {})
 
-    wanted = [variant("bf16"), variant("vq")]
+    wanted = [variant("stock"), variant("vq")]
     monkeypatch.setattr(mini_table, "mini_variants", lambda _model: wanted)
     return wanted
 
@@ -52,7 +51,7 @@ def test_rows_pairs_and_resumption(tmp_path: Path, variants: list[Variant]) -> N
     told: list[str] = []
     out = tmp_path / "out"
     rows = mini_table.mini_table(out, limit=2, boot_timeout_s=60, model=None, tell=told.append)
-    assert [row.label for row in rows] == ["row bf16", "row vq"]
+    assert [row.label for row in rows] == ["row stock", "row vq"]
     assert {name: value.accuracy.value for name, value in rows[1].scores.items()} == {
         "mini-word": 0.0,
         "mini-choice": 1.0,
@@ -75,16 +74,16 @@ def test_a_server_that_does_not_boot(tmp_path: Path, variants: list[Variant]) ->
     variants[1] = Variant("vq", "row vq", lambda _port: [sys.executable, "-c", "raise ValueError('bad codes')"], {})
     with pytest.raises(ServerError, match="row vq: crashed: exit code 1: ValueError: bad codes"):
         mini_table.mini_table(tmp_path / "out", limit=1, boot_timeout_s=60, model=None, tell=lambda _line: None)
-    assert (tmp_path / "out" / "bf16" / "mini-word" / "requests.jsonl").exists()  # the first row is kept
+    assert (tmp_path / "out" / "stock" / "mini-word" / "requests.jsonl").exists()  # the first row is kept
 
 
-@pytest.mark.parametrize(("experts", "expected"), [(16, 4), (8, 2), (6, 1)])
-def test_a_quarter_of_the_experts(experts: int, expected: int) -> None:
-    assert mini_table.quarter_of_experts(_manifest(experts, max_top=4)) == expected
-    with pytest.raises(UsageError, match=f"holds 0 experts a layer in FP4 and this needs {expected}"):
-        mini_table.quarter_of_experts(_manifest(experts, max_top=0))
+@pytest.mark.parametrize(
+    ("config", "expected"), [({"num_experts": 16}, 4), ({"n_routed_experts": 8}, 2), ({"num_experts": 6}, 1)]
+)
+def test_a_quarter_of_the_experts(config: dict[str, int], expected: int) -> None:
+    assert mini_table.quarter_of_experts(config) == expected
 
 
-def _manifest(experts: int, max_top: int) -> Manifest:
-    layer = LayerEntry.model_construct(num_experts=experts)
-    return Manifest.model_construct(layers=(layer,), fp4=Fp4.model_construct(max_top=max_top))
+def test_a_dense_checkpoint_is_refused() -> None:
+    with pytest.raises(UsageError, match="not a Mixture-of-Experts checkpoint"):
+        mini_table.quarter_of_experts({"hidden_size": 64})

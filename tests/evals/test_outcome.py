@@ -16,10 +16,15 @@ WORKER_FAILED = (
     "Exception: WorkerProc initialization failed due to an exception in a background process. "
     "See stack trace for root cause."
 )
+WORKER_DIED = ENGINE + "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."
 API = "(APIServer pid=13411) "
 FAILED = (
     API + "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): "
     "{'EngineCore_DP0': %d}"
+)
+CPU_KV = (
+    "ValueError: Available memory on node 0 (13.56/17.84 GiB) on kv cache allocation is less than requested memory for "
+    "kv (500.0 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE"
 )
 KV = (
     "ValueError: To serve at least one request with the model's max seq len (4096), (0.38 GiB KV cache is needed, "
@@ -46,6 +51,12 @@ def log(*lines: str) -> str:
             1,
             Outcome.INFEASIBLE_PLAN,
             "ValueError: No available memory for the cache blocks. Try increasing",
+        ),
+        (
+            log(WORKER + CPU_KV, FAILED % 1),
+            1,
+            Outcome.INFEASIBLE_PLAN,
+            CPU_KV,
         ),
         (
             log("PlanError: cache 38.0 GiB + dense 9.6 + KV 4.0 > 47.4 GiB on cuda:0 (short 4.2 GiB)"),
@@ -106,9 +117,9 @@ def test_logs(text: str, returncode: int, outcome: Outcome, reason: str | None) 
         (None, None, Outcome.OOM_HOST),  # no counter: memory is the usual cause
     ],
 )
-@pytest.mark.parametrize("text", [log(), log(FAILED % -9)])
+@pytest.mark.parametrize("text", [log(), log(FAILED % -9), log(WORKER_DIED)])
 def test_sigkill(group: int | None, system: int | None, outcome: Outcome, text: str) -> None:
-    returncode = -signal.SIGKILL if "EngineCore_DP0" not in text else 1
+    returncode = -signal.SIGKILL if text == log() else 0
     assert classify(Evidence(returncode, text, group, system)).outcome is outcome
 
 

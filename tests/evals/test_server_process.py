@@ -138,9 +138,10 @@ def test_a_failed_selfcheck_is_told_while_the_server_still_runs(boot: Callable[.
 
 
 def test_never_ready(boot: Callable[..., ServerProcess]) -> None:
-    waits: list[float] = []
     server = boot("import time; print('loading', flush=True); time.sleep(600)")
-    result = server.wait_ready(1.2, on_wait=waits.append)
+    _until(lambda: "loading" in server.log_tail())
+    waits: list[float] = []
+    result = server.wait_ready(server.age_s + 0.2, on_wait=waits.append)
     assert (result.outcome, result.returncode) == (Outcome.BOOT_TIMEOUT, None)
     assert result.reason == "not ready in time; its last line: loading" and waits
     tree = server.tree()

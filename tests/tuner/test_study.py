@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import optuna
 import pytest
-from builders import UTC, exam, new_study, space
-from fake import FakeDriver, Killed, Noise, Script, two_core_truth
 
 from tandem.errors import UsageError
 from tandem_tuner.budget import Limits
@@ -16,6 +15,8 @@ from tandem_tuner.loop import next_step, run_study
 from tandem_tuner.records import Outcome
 from tandem_tuner.space import Knobs
 from tandem_tuner.study import TRIALS, Study, find_studies, locked, new_directory, read_records
+from tests.tuner.builders import UTC, exam, new_study, space
+from tests.tuner.fake import FakeDriver, Killed, Noise, Script, two_core_truth
 
 LIMITS = Limits(max_boots=6, max_minutes=13.0)
 QUIET = Noise(request=0.03, boot=0.004, ramp=0.3)
@@ -115,13 +116,22 @@ def _trace(records: tuple) -> list[tuple]:
     return [(r.phase, r.why, r.settings) for r in records if r.outcome is not Outcome.INTERRUPTED]
 
 
-def test_a_kill_at_any_point_changes_nothing_that_follows(tmp_path: Path) -> None:
-    """kill -9 at every virtual event: recorded lines keep their bytes, and the study goes on as it would have."""
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param(lambda events: (1, events // 3, events - 10), id="some"),
+        pytest.param(lambda events: range(1, events + 1, 3), id="many", marks=pytest.mark.full),
+    ],
+)
+def test_a_kill_at_any_point_changes_nothing_that_follows(
+    tmp_path: Path, chosen: Callable[[int], Iterable[int]]
+) -> None:
+    """kill -9 at a virtual event: recorded lines keep their bytes, and the study goes on as it would have."""
     limits = Limits(5, 20.0)
     whole, driver = new_study(tmp_path / "whole"), FakeDriver()
     run(whole, driver, limits)
     expected, events = _trace(whole.records), driver.events
-    for event in range(1, events + 1, 7):
+    for event in chosen(events):
         path = tmp_path / f"killed-{event}"
         study = new_study(path)
         with pytest.raises(Killed):
@@ -135,7 +145,7 @@ def test_a_kill_at_any_point_changes_nothing_that_follows(tmp_path: Path) -> Non
         assert step is not None and (step.phase, step.why, step.knobs.settings()) == expected[done]
         states = [trial.state for trial in resumed.ledger.study.get_trials()]
         assert optuna.trial.TrialState.RUNNING not in states
-        if event % 49 == 1:
+        if event % 48 == 1:
             run(resumed, FakeDriver(), limits)
             assert _trace(resumed.records)[: done + 1] == expected[: done + 1]
 

@@ -67,6 +67,7 @@ class Target:
             platform=self.vllm.platform,
             capabilities=capabilities(),
             cpus=[cpu.id for cpu in self.machine.usable],
+            cores=self.machine.usable_cores,
             executable=launch.vllm_executable(),
             plugins=launch.general_plugins(),
             environment=os.environ,

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from tandem import paths, refuse
 from tandem.capabilities import capabilities
+from tandem.commands.serve import box_gate
 from tandem.errors import TuneError, UsageError
 from tandem.machine import Machine, probe_machine
 from tandem.package.manifest import Manifest, read_manifest
+from tandem.plan import package_items, ram_limit
 from tandem.profile import Profile
 from tandem.server_process import clean_owned_orphans
 from tandem.target import read_config, resolve_target
@@ -24,7 +26,7 @@ from tandem_tuner.probe import box_of
 from tandem_tuner.questions import Questions
 from tandem_tuner.result import profile_of, slug, write_profile
 from tandem_tuner.server_driver import ServerDriver, Target
-from tandem_tuner.space import SPACE_VERSION, PackageFacts, Space, build_space
+from tandem_tuner.space import SPACE_VERSION, Knobs, PackageFacts, Slack, Space, build_space
 from tandem_tuner.study import (
     KEY_HEX,
     SCHEMA,
@@ -58,10 +60,11 @@ def open_target(name: str | None, say: Say, *, yes: bool) -> Target:
     """The package of `name` on this box, packed first when it must be. Raises what refuses the box or the model."""
     machine, vllm = probe_machine(), refuse.installed_vllm()
     refuse.check_platform(vllm, machine.gpus)
-    found = resolve_target(name, gate=lambda config: refuse.check_model(config, vllm.platform, machine.gpus), yes=yes)
+    gate = box_gate(vllm, machine, _ram_bytes(machine))
+    found = resolve_target(name, gate=gate, yes=yes)
     say(f"package: {found.path} ({found.origin})")
     config = read_config(found.path)
-    refuse.check_model(config, vllm.platform, machine.gpus)
+    gate(config)
     return Target(found.path, read_manifest(found.path), config, machine, vllm)
 
 
@@ -69,7 +72,13 @@ def space_of(machine: Machine, manifest: Manifest) -> Space:
     """The settings that are searched on this box for this package."""
     fp4_only = all("vq" not in layer.sections and "raw" not in layer.sections for layer in manifest.layers)
     facts = PackageFacts(manifest.fp4.max_top, manifest.default_fp4_top, fp4_only)
-    return build_space(box_of(machine), facts, capabilities().knobs)
+    limit = _ram_bytes(machine)
+
+    def ram(knobs: Knobs) -> Slack:
+        needed = sum(item.bytes for item in package_items(manifest, knobs.fp4_top))
+        return Slack("RAM", limit - needed)
+
+    return build_space(box_of(machine), facts, capabilities().knobs, (ram,))
 
 
 def open_study(
@@ -108,6 +117,10 @@ def run(
             return _without_verdict(study, interrupted)
         profile = profile_of(verdict, study.meta, target, directory.name, interrupted=interrupted, utc=utc_now())
         return Finished(study, verdict, profile, write_profile(profile, target, paths.profiles_dir()), interrupted)
+
+
+def _ram_bytes(machine: Machine) -> int:
+    return ram_limit(machine.memory.total_bytes, machine.memory.cgroup_bytes)
 
 
 def _create(directory: Path, target: Target, questions: Questions, space: Space) -> Study:
