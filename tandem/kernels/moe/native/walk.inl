@@ -26,7 +26,8 @@ inline Quantum quantum_of(float most, int high_bits) {
 }
 
 constexpr int kAheadTiles = 8;     // tiles that a prefetch runs ahead
-constexpr int kBlockWindows = 8;  // windows whose codes and tables stay in the caches while many tokens use them
+constexpr int kPanelWindows = 4;   // windows of a tile that are read together where tiles lie window by window
+constexpr int kBlockWindows = 8;   // windows whose codes and tables stay in the caches while many tokens use them
 
 // Consecutive windows of one tile.
 struct Step {
@@ -59,7 +60,7 @@ inline void multiply_tiles(Code code, const Tiles& tiles, const Tables& tables, 
                            std::ptrdiff_t token_floats) {
   for (int t = 0; t < tokens; t++) std::memset(y + t * token_floats, 0, sizeof(float) * kTileRows * tiles.tiles);
   const bool by_window = tiles.tile_stride < tiles.window_stride;
-  const int block = by_window ? 1 : (tokens > 4 ? kBlockWindows : tiles.windows);
+  const int block = by_window ? kPanelWindows : (tokens > 4 ? kBlockWindows : tiles.windows);
   const int steps = tiles.tiles * ((tiles.windows + block - 1) / block);
   for (int n = 0; n < steps; n++) {
     const int tile = n % tiles.tiles, window = n / tiles.tiles * block;
@@ -67,8 +68,8 @@ inline void multiply_tiles(Code code, const Tiles& tiles, const Tables& tables, 
     const std::uint8_t* here = tiles.first + tile * tiles.tile_stride + window * tiles.window_stride;
     const std::uint8_t* ahead = here + kAheadTiles * tiles.window_stride;
     if (by_window) {
-      const int next = n + kAheadTiles < steps ? n + kAheadTiles : n;
-      ahead = tiles.first + next % tiles.tiles * tiles.tile_stride + next / tiles.tiles * tiles.window_stride;
+      const int later = n + kAheadTiles / kPanelWindows, next = later < steps ? later : n;
+      ahead = tiles.first + next % tiles.tiles * tiles.tile_stride + next / tiles.tiles * block * tiles.window_stride;
     }
     run_rows<Rows>(code, Step{here, ahead, tiles.window_stride, window, windows}, tables, tokens, y + tile * kTileRows,
                    token_floats);
