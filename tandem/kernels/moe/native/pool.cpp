@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -126,6 +127,11 @@ void* Pool::start(void* argument) {
     std::atomic<bool>& flag;
     ~Alive() { flag = false; }
   } alive{worker.alive};
+  // signals are the process's own affair
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  pthread_setname_np(pthread_self(), ("tandem-" + std::to_string(worker.index)).c_str());
   worker.pool->work(worker);
   return nullptr;
 }
