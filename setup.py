@@ -18,7 +18,7 @@ SOURCES = Path("tandem/kernels/moe/native")
 COMMON = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fvisibility=hidden", "-pthread")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c")
 # The run-time dispatch calls a file of another instruction set only on a CPU that has it; no flag applies to all files.
-# Without no-tree-reassoc, gcc turns the sums of the byte-shuffle kernels into trees whose leaves it spills (7 % slower).
+# Without no-tree-reassoc, gcc turns the byte-shuffle kernels' sums into trees whose leaves it spills: 7 % slower.
 FLAGS = {
     "lookup_avx2.cpp": ("-mavx2", "-mfma", "-mf16c", "-fno-tree-reassoc"),
     "lookup_avx512.cpp": (*AVX512, "-fno-tree-reassoc"),
