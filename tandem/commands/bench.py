@@ -1,0 +1,139 @@
+"""`tandem bench`: measure the kernels on this box."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tandem.console import emit_json, say
+from tandem.errors import UsageError
+
+if TYPE_CHECKING:
+    from tandem.bench.cpu import LayerRate, Plan, Report
+
+KINDS = ("sac", "fp4")
+PLAIN_WIDTH = 160  # columns of a table that is written to a file
+
+
+def register(app: typer.Typer) -> None:
+    bench = typer.Typer(help="Measure the kernels on this box.", no_args_is_help=True)
+    bench.command("cpu")(cpu)
+    app.add_typer(bench, name="bench")
+
+
+def cpu(
+    threads: Annotated[str, typer.Option(help="Thread counts, comma-separated. Default: 1, 2, 4, ... all cores.")] = "",
+    kernel: Annotated[str, typer.Option(help="Kernels, comma-separated. Default: the fastest that runs here.")] = "",
+    kind: Annotated[str, typer.Option(help="Codes, comma-separated: sac (2-bit), fp4.")] = ",".join(KINDS),
+    tokens: Annotated[str, typer.Option(help="Tokens a call, comma-separated.")] = "1",
+    passes: Annotated[int, typer.Option(min=1, help="Passes over the working set.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Routed experts on the CPU (DeepSeek-V4.1-Flash geometry): memory rate, core rate, scaling over threads."""
+    from tandem.bench.cpu import Plan, run
+    from tandem.machine import probe_machine
+    from tandem.topology import usable_cpus
+    from tandem.versions import TANDEM
+
+    kinds = tuple(name for name in KINDS if name in _names(kind, "--kind", KINDS))
+    plan = Plan(
+        kinds=kinds,  # type: ignore[arg-type]  # names of KINDS
+        kernels=tuple(_names(kernel, "--kernel")),
+        threads=tuple(_numbers(threads, "--threads")),
+        tokens=tuple(_numbers(tokens, "--tokens")) or (1,),
+        passes=passes,
+    )
+    report = run(plan, usable_cpus(), say)
+    model = probe_machine().cpu.model
+    if as_json:
+        emit_json({"cpu": model, "tandem": TANDEM, **as_document(plan, report)})
+    else:
+        show(model, TANDEM, plan, report)
+
+
+def _names(text: str, flag: str, valid: tuple[str, ...] | None = None) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if valid is not None and name not in valid:
+            raise UsageError(f"{flag} {name}: the valid names are {', '.join(valid)}")
+    return names
+
+
+def _numbers(text: str, flag: str) -> list[int]:
+    names = _names(text, flag)
+    for name in names:
+        if not name.isdigit() or int(name) < 1:
+            raise UsageError(f"{flag} {name}: not a whole number of at least 1")
+    return [int(name) for name in names]
+
+
+def as_document(plan: Plan, report: Report) -> dict[str, Any]:
+    return {
+        "geometry": dataclasses.asdict(plan.geometry),
+        "passes": plan.passes,
+        "working_set_bytes": report.working_set_bytes,
+        "l3_bytes": report.l3_bytes,
+        "huge_share": report.huge_share,
+        "pin_failures": list(report.pin_failures),
+        "core": [row._asdict() for row in report.core],
+        "reads": [row._asdict() for row in report.reads],
+        "layers": [row._asdict() for row in report.layers],
+        "peers": [row._asdict() for row in report.peers],
+    }
+
+
+def show(model: str, version: str, plan: Plan, report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH)
+    shape = plan.geometry
+    console.print(
+        f"{model}, Tandem {version}: {shape.picked} experts of {shape.hidden} x {shape.inner}, no expert twice in "
+        f"{report.working_set_bytes / 1e6:.0f} MB (L3 {report.l3_bytes / 1e6:.0f} MB), {report.huge_share:.0%} in huge "
+        f"pages, {plan.passes} passes; best pass, median and p90 over calls; all measured"
+    )
+    for failure in report.pin_failures:
+        console.print(f"not pinned: {failure}")
+
+    def table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+        grid = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        for column in columns:
+            grid.add_column(column, justify="right")
+        for row in rows:
+            grid.add_row(*row)
+        console.print(grid)
+
+    table(
+        "one core, codes in L2",
+        ("code", "kernel", "tokens", "weights/cycle", "G weights/s", "GHz"),
+        [
+            (r.kind, r.kernel, str(r.tokens), f"{r.weights_per_cycle:.1f}", f"{r.gweights_s:.1f}", f"{r.ghz:.2f}")
+            for r in report.core
+        ],
+    )
+    table(
+        "reading memory",
+        ("threads", "GB/s", "one stream", "prefetch", "four streams"),
+        [(str(r.threads), f"{r.gb_s:.1f}", *(f"{loop:.1f}" for loop in r.loops_gb_s)) for r in report.reads],
+    )
+    columns = ("code", "kernel", "threads", "tokens", "n", "ms median", "min", "p90", "GB/s", "of read")
+    table(
+        "one layer's experts from memory",
+        (*columns, "G weights/s/core", "weights/cycle"),
+        [layer_cells(row) for row in report.layers],
+    )
+    for peer in report.peers:
+        times = "" if peer.ms_expert is None else f"{peer.ms_expert:.3f} ms an expert, {peer.ms_token:.3f} ms a token; "
+        console.print(f"{peer.peer} on {peer.threads} threads: {times}{peer.note}")
+
+
+def layer_cells(row: LayerRate) -> tuple[str, ...]:
+    names = (row.kind, row.kernel, str(row.threads), str(row.tokens), str(row.calls))
+    times = (f"{row.ms_median:.3f}", f"{row.ms_min:.3f}", f"{row.ms_p90:.3f}")
+    rates = (f"{row.gb_s:.1f}", f"{row.read_share:.0%}", f"{row.gweights_s_core:.1f}", f"{row.weights_per_cycle:.1f}")
+    return (*names, *times, *rates)
