@@ -3,13 +3,11 @@
 Standard library only, and it must parse and run on Python 3.6: the interpreter that starts `./run` may be that old.
 """
 
-# ruff: noqa: UP006, UP031, UP035, UP045, N818
+# ruff: noqa: UP006, UP031, UP035, UP045
 
-import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,19 +16,14 @@ import zipfile
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from setup_progress import Failure, Lock, Progress, clock, say
+
+NATIVE = "tandem/kernels/moe/native/"  # the C++ of the CPU kernels
 SUPPORTED = ((3, 11), (3, 12), (3, 10))  # in the order in which they are looked for
 SETUP_VERSION = 1  # a change of the steps below that the requirement files do not show
 DISK_BYTES = {"cpu": 5 << 30, "cuda": 16 << 30}  # a set-up measured 2.6 GB (CPU); CUDA wheels unpack to about 12 GB
-EXIT_USAGE, EXIT_DISK, EXIT_SETUP = 2, 3, 10
-NOISE = re.compile(r"^(WARNING: Location '.*' is ignored|Looking in |\[notice\]|WARNING: Target directory|\s*$)")
-
-
-class Failure(Exception):
-    """One line for a person, and the exit code."""
-
-    def __init__(self, line: str, code: int = EXIT_SETUP) -> None:
-        super().__init__(line)
-        self.code = code
+EXIT_USAGE, EXIT_DISK = 2, 3
+COMPILERS = ("g++", "clang++", "c++")  # without one, Tandem is installed without its native CPU kernels
 
 
 class Need(NamedTuple):
@@ -43,7 +36,7 @@ class Need(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One thing to install. `pip` lists pip's arguments; `files` are the requirements that its stamp is taken of."""
+    """One thing to install. `pip` lists pip's arguments; `files` are patterns of what its stamp is taken of."""
 
     name: str
     title: str
@@ -66,7 +59,14 @@ def plan(kind: str, tests: bool = False, full_tests: bool = False) -> List[Step]
         both = (r + "cuda.txt", r + "base.txt")
         steps = [Step("vllm", "vLLM for CUDA", ("-r", both[0], "-r", both[1]), both)]
     here = ("--no-deps", "--no-build-isolation", "-e", ".")
-    steps.append(Step("tandem", "Tandem, this checkout", here, ("pyproject.toml",)))
+    steps.append(
+        Step(
+            "tandem",
+            "Tandem, this checkout",
+            here,
+            ("pyproject.toml", "setup.py", NATIVE + "*.cpp", NATIVE + "*.h", NATIVE + "*.inl"),
+        )
+    )
     if tests:
         steps.append(Step("dev", "test tools", ("--no-deps", "-r", r + "dev.txt"), (r + "dev.txt",)))
     if full_tests:
@@ -81,8 +81,9 @@ def plan(kind: str, tests: bool = False, full_tests: bool = False) -> List[Step]
 def stamp(step: Step, python: str, home: Path) -> str:
     """What must be unchanged for a finished step to be skipped."""
     digest = hashlib.sha256(repr((SETUP_VERSION, python, step.pip)).encode())
-    for name in step.files:
-        digest.update((home / name).read_bytes())
+    for pattern in step.files:
+        for path in sorted(home.glob(pattern)):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -264,6 +265,8 @@ def clean_environ(env: Environment) -> Dict[str, str]:
     """The caller's environment (proxies, index settings) without what would send packages elsewhere."""
     drop = ("PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_QUIET", "VIRTUAL_ENV")
     keep = {key: value for key, value in os.environ.items() if key not in drop}
+    if not os.environ.get("CXX") and not any(map(shutil.which, COMPILERS)):
+        keep["TANDEM_NO_NATIVE"] = "1"
     return dict(keep, PIP_CACHE_DIR=str(env.folder / "pip-cache"), PYTHONUNBUFFERED="1")
 
 
@@ -309,101 +312,3 @@ def unpack_sources(folder: Path) -> None:
             names = [name for name in archive.namelist() if name.startswith("vllm/") and name.endswith(".py")]
             archive.extractall(str(folder / "vllm-0.33"), names)
         wheel.unlink()
-
-
-class Progress:
-    """One line a step on stderr; on a terminal the running step shows what pip is at."""
-
-    def __init__(self, total: int, log: Path, lock: int) -> None:
-        self.total = total
-        self.lock = lock
-        self.done = 0
-        self.log = log
-        self.started = time.monotonic()
-        self.terminal = sys.stderr.isatty()
-
-    def step(self, title: str, command: List[str], environ: Dict[str, str], cwd: Path) -> None:
-        self.done += 1
-        head, began = "[%d/%d] %s" % (self.done, self.total, title), time.monotonic()
-        if not self.terminal:
-            say(head + " ...")
-        lines: List[str] = []
-        process = subprocess.Popen(
-            command,
-            env=environ,
-            cwd=str(cwd),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            universal_newlines=True,
-            errors="replace",
-            pass_fds=(self.lock,),  # a pip that outlives a killed ./run still holds the lock
-        )
-        try:
-            shown = began
-            for line in process.stdout or ():
-                if NOISE.match(line):
-                    continue
-                lines.append(line.rstrip())
-                now = time.monotonic()
-                if self.terminal:
-                    self.show("%s  %s  %s" % (head, clock(now - began), " ".join(line.split()[:2])))
-                elif now - shown > 30:
-                    say("%s  %s  %s" % (head, clock(now - began), " ".join(line.split()[:2])))
-                    shown = now
-            code = process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
-        finally:
-            with self.log.open("a") as file:
-                file.write("\n".join(["$ " + " ".join(command), *lines, ""]))
-        if code:
-            self.show("")
-            tail = [line for line in lines if line.startswith("ERROR")][-5:] or lines[-12:]
-            hint = "is the package index reachable? docs/install.md; " if "No matching dist" in "".join(tail) else ""
-            last = "%s failed (exit code %d); %sthe whole log is %s" % (head, code, hint, self.log)
-            raise Failure("\n".join([*tail, last]))
-        self.show("")
-        say("%s  %s" % (head, clock(time.monotonic() - began)))
-
-    def show(self, text: str) -> None:
-        if self.terminal:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write("\r\033[K" + text[:width])
-            sys.stderr.flush()
-
-
-class Lock:
-    """An exclusive lock that the kernel lets go of when its last holder dies, however it dies."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> int:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = self.path.open("a+")
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.file.seek(0)
-            say("another ./run (process %s) is setting up .venv; waiting" % (self.file.read().strip() or "unknown"))
-            fcntl.flock(self.file, fcntl.LOCK_EX)
-        self.file.seek(0)
-        self.file.truncate()
-        self.file.write("%d\n" % os.getpid())
-        self.file.flush()
-        return self.file.fileno()
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-
-def clock(seconds: float) -> str:
-    return "%d:%02d" % divmod(int(seconds), 60)
-
-
-def say(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()

