@@ -11,7 +11,7 @@ namespace tandem {
 // with a prefetch ahead, 2 four streams at a time.
 double read_seconds(Pool& pool, const std::uint8_t* data, std::int64_t bytes, int way);
 
-// Cycles a nanosecond of the calling thread's core, from a chain of additions: the most of several short runs.
+// Cycles a nanosecond of the calling thread's core, from a chain of multiplications: the most of several short runs.
 double core_ghz();
 
 }  // namespace tandem
