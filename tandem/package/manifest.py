@@ -102,8 +102,14 @@ class Manifest(Wire):
 
     @property
     def sha256(self) -> str:
-        """The package's identity: hash of the canonical manifest, which holds the hash of every file."""
-        return canonical_sha256(self.model_dump(mode="json"))
+        """The package's identity: hash of the canonical manifest, which holds the hash of every file.
+
+        Whether a file was linked or copied depends on the file systems and not on the content, and is left out.
+        """
+        document = self.model_dump(mode="json")
+        for entry in document["files"].values():
+            del entry["origin"]
+        return canonical_sha256(document)
 
 
 def read_manifest(package: Path) -> Manifest:

@@ -303,3 +303,13 @@ def test_reference_reads_fp4_as_the_codec_does():
     scales = torch.randint(100, 140, (32, 2), generator=generator, dtype=torch.uint8)
     tensors = {"x.weight": codes.view(torch.int8), "x.scale": scales.view(torch.float8_e8m0fnu)}
     assert torch.equal(reference(tensors, "x", None), unpack(Packed(codes, scales)))
+
+
+def test_identity_does_not_depend_on_how_files_got_there(tmp_path: Path) -> None:
+    source = checkpoints.qwen3_moe(tmp_path / "source", layers=1)
+    manifest = pack(source, tmp_path / "package", PackOptions())
+    files = {name: entry.model_copy(update={"origin": "copied"}) for name, entry in manifest.files.items()}
+    assert manifest.model_copy(update={"files": files}).sha256 == manifest.sha256
+    first = next(iter(files))
+    files[first] = files[first].model_copy(update={"sha256": "0" * 64})
+    assert manifest.model_copy(update={"files": files}).sha256 != manifest.sha256
