@@ -19,6 +19,7 @@ from tandem_tuner.gate import Paired, informative, non_inferior, paired, screene
 from tandem_tuner.propose import propose
 from tandem_tuner.questions import in_spread_order
 from tandem_tuner.records import BootRecord, Outcome, Sample
+from tandem_tuner.report import untried_notes
 from tandem_tuner.space import (
     Box,
     Knobs,
@@ -65,6 +66,14 @@ def test_what_does_not_fit_is_refused_with_its_bytes() -> None:
     assert all(propose(over, records, KEY).knobs.fp4_top <= 8 for records in _prefixes(over))  # type: ignore[union-attr]
     with pytest.raises(PlanError, match=r"RAM is short by 3\.00 GiB"):
         build_space(TWO_CORES, MINI, ALL_KNOBS, (lambda _: Slack("RAM", -3 << 30),))
+
+
+def test_the_report_says_why_fewer_fp4_experts_were_not_tried() -> None:
+    over = space()
+    (note,) = untried_notes(over, [record(0, over.default, wrong=20)])
+    assert "answered 0 of 20 questions right" in note and "fp4_top=4" in note
+    assert untried_notes(over, [record(0, over.default, wrong=1)]) == []
+    assert untried_notes(over, []) == []
 
 
 def _prefixes(over: object) -> list[list[BootRecord]]:

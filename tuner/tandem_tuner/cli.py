@@ -57,7 +57,8 @@ def run(
         say(f"questions: {asked.facts.source}")
         wanted = (study or "") if resume else None
         done = session.run(target, asked, limits, say, resume=wanted, interrupts=interrupts)
-        notes = [*asked.notes, *report.refused_notes(done.study.space)]
+        space, records = done.study.space, done.study.records
+        notes = [*asked.notes, *report.refused_notes(space), *report.untried_notes(space, records)]
         line = serve_line(done.profile, done.profile_path, target) if done.profile and done.profile_path else None
         if as_json:
             emit_json(

@@ -9,8 +9,9 @@ from tandem.profile import show
 from tandem_evals.rate import Rate
 from tandem_tuner.confirm import Verdict
 from tandem_tuner.estimate import estimate
+from tandem_tuner.propose import may_win
 from tandem_tuner.records import BootRecord
-from tandem_tuner.space import Space
+from tandem_tuner.space import Knobs, Space
 from tandem_tuner.study import StudyMeta
 
 COLUMNS = (
@@ -59,6 +60,20 @@ def refused_notes(space: Space) -> list[str]:
     worst = min(space.refused, key=lambda refused: refused.slack.slack_bytes)
     short = f"{worst.slack.resource} is short by {-worst.slack.slack_bytes / (1 << 30):.2f} GiB"
     return [f"{len(space.refused)} settings do not fit and were not booted; the largest ({worst.knobs}): {short}"]
+
+
+def untried_notes(space: Space, records: Sequence[BootRecord]) -> list[str]:
+    """Why no settings with fewer FP4 experts were booted, where these questions could not have shown what they cost."""
+    search = [record for record in records if record.phase == "search"]
+    default = next((r for r in search if r.ok and Knobs.of(r.settings) == space.default), None)
+    left_out = [knobs for knobs in space.feasible if not may_win(knobs, space.default, search)]
+    if default is None or not left_out:
+        return []
+    return [
+        f"the default settings answered {default.correct} of {len(default.measured)} questions right: too few to show "
+        f"what fewer than fp4_top={space.default.fp4_top} FP4 experts cost, so none of these {len(left_out)} settings "
+        "was booted"
+    ]
 
 
 def table(records: Sequence[BootRecord]) -> str:
