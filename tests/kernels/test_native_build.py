@@ -66,7 +66,9 @@ def test_sanitizers(sanitizer: str, tmp_path: Path) -> None:
     driver = tmp_path / "driver"
     compile_driver = ["g++", "-std=c++17", "-O1", *flags.split(), f"-I{NATIVE}", str(DRIVER), str(library), "-pthread"]
     subprocess.run([*compile_driver, f"-Wl,-rpath,{library.parent}", "-o", str(driver)], check=True, timeout=300)
-    done = subprocess.run([str(driver)], capture_output=True, text=True, timeout=600)
+    # vLLM in this process may have set LD_PRELOAD for its workers; a sanitizer's runtime must be the first library
+    plain = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    done = subprocess.run([str(driver)], env=plain, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "done\n"
     assert done.stderr == ""
