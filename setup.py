@@ -23,7 +23,12 @@ FLAGS = {
     "lookup_avx2.cpp": ("-mavx2", "-mfma", "-mf16c", "-fno-tree-reassoc"),
     "lookup_avx512.cpp": (*AVX512, "-fno-tree-reassoc"),
     "lookup_vbmi.cpp": (*AVX512, "-mavx512vbmi", "-mavx512vnni"),
+    # no contraction: the encoder gives the same codes on every machine
+    "sac_encode_scalar.cpp": ("-ffp-contract=off",),
+    "sac_encode_avx2.cpp": ("-mavx2", "-ffp-contract=off"),
+    "sac_encode_avx512.cpp": (*AVX512, "-mprefer-vector-width=512", "-ffp-contract=off"),
 }
+X86_ONLY = {name for name, flags in FLAGS.items() if any(flag.startswith("-mavx") for flag in flags)}
 
 
 def compiler() -> str:
@@ -83,7 +88,7 @@ def extensions() -> list[Extension]:
     if sys.platform != "linux" or os.environ.get("TANDEM_NO_NATIVE"):
         return []
     x86 = platform.machine() == "x86_64"
-    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp")) if x86 or path.name not in FLAGS]
+    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp")) if x86 or path.name not in X86_ONLY]
     depends = [str(path) for path in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.inl")])]
     return [Extension("tandem.kernels.moe.native._tandem_cpu", sources, depends=depends)]
 

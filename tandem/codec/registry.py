@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tandem.codec.base import ExpertCodec
 from tandem.codec.fp4 import Fp4Codec
 from tandem.codec.raw import DTYPES, RawCodec
+from tandem.codec.sac_codec import SacCodec
 from tandem.codec.vq import VqCodec
 from tandem.errors import PackageError
 from tandem.package.manifest import CodecSpec, SectionName
@@ -24,7 +25,9 @@ _BUILDERS: dict[tuple[str, int], Callable[[CodecSpec], ExpertCodec]] = {
     ("vq", 1): lambda _: VqCodec(),
     ("fp4", 1): lambda _: Fp4Codec(),
     ("raw", 1): _raw,
+    ("sac", 1): lambda _: SacCodec(),
 }
+_SECTIONS: dict[str, SectionName] = {"vq": "vq", "fp4": "fp4", "raw": "raw", "sac": "vq"}  # vq: 2-bit codes of any kind
 
 
 def codec_for(section: SectionName, spec: CodecSpec) -> ExpertCodec:
@@ -36,7 +39,7 @@ def codec_for(section: SectionName, spec: CodecSpec) -> ExpertCodec:
             f"section {section!r} needs codec {spec.name!r} version {spec.version}; this build has {known}: "
             "update Tandem or pack the checkpoint again"
         )
-    if spec.name != section:
+    if _SECTIONS[spec.name] != section:
         raise PackageError(f"section {section!r} names codec {spec.name!r}; pack the checkpoint again")
     codec = builder(spec)
     if codec.spec != spec:

@@ -9,13 +9,14 @@ from tandem.codec.base import ExpertCodec
 from tandem.codec.fp4 import Fp4Codec
 from tandem.codec.raw import RawCodec
 from tandem.codec.registry import codec_for
+from tandem.codec.sac_codec import SacCodec
 from tandem.codec.vq import VqCodec
 from tandem.errors import PackageError, UnsupportedError
 from tandem.package.manifest import PANEL_ALIGN_BYTES, CodecSpec
 
-CODECS: list[ExpertCodec] = [VqCodec(), Fp4Codec(), RawCodec("bf16"), RawCodec("fp32")]
+CODECS: list[ExpertCodec] = [VqCodec(), SacCodec(), Fp4Codec(), RawCodec("bf16"), RawCodec("fp32")]
 SHAPES = [(128, 64), (96, 160), (64, 96)]
-every_codec = pytest.mark.parametrize("codec", CODECS, ids=["vq", "fp4", "raw-bf16", "raw-fp32"])
+every_codec = pytest.mark.parametrize("codec", CODECS, ids=["vq", "sac", "fp4", "raw-bf16", "raw-fp32"])
 every_shape = pytest.mark.parametrize(("hidden", "intermediate"), SHAPES)
 
 
@@ -106,7 +107,8 @@ def test_short_records_are_refused(codec):
 
 @every_codec
 def test_the_registry_rebuilds_a_codec_from_its_spec(codec):
-    assert codec_for(codec.spec.name, codec.spec) == codec
+    section = "vq" if codec.spec.name == "sac" else codec.spec.name
+    assert codec_for(section, codec.spec) == codec
 
 
 @pytest.mark.parametrize(

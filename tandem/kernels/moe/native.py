@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from tandem.codec.sac import taps
+from tandem.codec.sac import levels, taps
 from tandem.codec.tiles import Kind, TileMatrix, TileRecord
 from tandem.errors import CheckError, UnsupportedError, UsageError
 from tandem.kernels.moe.ref import Swiglu
@@ -99,6 +99,10 @@ def _library() -> Any:
         "tandem_moe": (int32, [pointer, pointer, pointer, text, int32]),
         "tandem_multiply": (int32, product),
         "tandem_core_ghz": (ctypes.c_double, []),
+        "tandem_sac_encode": (
+            None,
+            [pointer, pointer, pointer, int64, ctypes.c_float, pointer, int32, int32, pointer, pointer],
+        ),
         "tandem_read": (ctypes.c_double, [pointer, pointer, int64, int32]),
     }
     for name, (result, arguments) in signatures.items():
@@ -110,6 +114,25 @@ def _library() -> Any:
 def kernels() -> tuple[str, ...]:
     """Names of the kernels that this CPU can run, slowest first."""
     return tuple(_library().tandem_cpu_kernels().decode().split(","))
+
+
+def sac_encode(
+    weights: torch.Tensor, base: float, tries: Sequence[int], threads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """weights: [rows, windows, 64] fp32, finite -> nibbles [rows, windows, 32] and scales [rows, windows], uint8.
+
+    base: at least the largest RMS of a window. tries: steps around a window's first scale byte, that of its RMS, of
+    which the one with the least squared error is kept. The result does not depend on the CPU or on `threads`.
+    """
+    weights = weights.to(torch.float32).contiguous()
+    nibbles = torch.empty(*weights.shape[:2], 32, dtype=torch.uint8)
+    scales = torch.empty(weights.shape[:2], dtype=torch.uint8)
+    steps = torch.tensor(tries, dtype=torch.int32)
+    _library().tandem_sac_encode(
+        taps().data_ptr(), levels().data_ptr(), weights.data_ptr(), scales.numel(), base, steps.data_ptr(), len(steps),
+        threads, nibbles.data_ptr(), scales.data_ptr(),
+    )  # fmt: skip
+    return nibbles, scales
 
 
 def core_ghz() -> float:

@@ -87,6 +87,12 @@ TANDEM_API double tandem_read(tandem_engine* engine, const uint8_t* data, int64_
 /* Cycles a nanosecond of the calling thread's core. */
 TANDEM_API double tandem_core_ghz(void);
 
+/* Weights [windows][64] f32, finite -> nibbles [windows][32], scales [windows] of the sac code. `taps`: as above. `levels`:
+ * [256], the factor of each scale byte, rising from 1 on. A window's first scale is its RMS; the byte that is tried at
+ * `tries` steps around it and leaves the least squared error is kept. `base`: at least the largest RMS. */
+TANDEM_API void tandem_sac_encode(const float* taps, const float* levels, const float* weights, int64_t windows, float base,
+                       const int32_t* tries, int32_t count, int32_t threads, uint8_t* nibbles, uint8_t* scales);
+
 /* For tests: thread `index` ends as if it had been killed when the next call reaches it. */
 TANDEM_API void tandem_engine_kill(tandem_engine* engine, int32_t index);
 
