@@ -17,24 +17,18 @@ from tandem.codec.codebook import VECTORS
 from tandem.codec.nearest import PairCodebook
 from tandem.codec.parallel import map_threads
 from tandem.codec.planes import PANEL_WEIGHTS, Plane
+from tandem.codec.scales import STEPS, levels
 from tandem.errors import PackageError
 from tandem.package.manifest import CodecSpec
 
 DIM = 4  # weights a vector
 GROUP = 64  # weights of a row that share a scale; never wider than a column panel of w2
-STEPS = 16  # scale levels an octave: rounding a scale costs at most 2.2 % of it
 UNIT = 32.0  # codebook entries per sigma
 MATRICES = ("w1", "w3", "w2")  # their order in a record
 # Levels around the group's own RMS that are tried; the least squared error wins. Measured in docs/codec.md.
 CANDIDATES = (0, -4, -2, 2, 4)
 HEADROOM = 4  # levels between a matrix's largest RMS and its base, so that all candidates exist
 BLOCK_WEIGHTS = 1 << 17  # weights that one thread encodes at a time: bounds the memory that encoding takes
-# 2^(i / 16) as literals, so that no maths library decides a weight's last bit
-_ROOTS = (
-    1.0, 1.0442737824274138, 1.0905077326652577, 1.1387886347566916, 1.189207115002721, 1.241857812073484,
-    1.2968395546510096, 1.3542555469368927, 1.4142135623730951, 1.4768261459394993, 1.5422108254079407,
-    1.6104903319492543, 1.681792830507429, 1.7562521603732995, 1.8340080864093424, 1.915206561397147,
-)  # fmt: skip
 
 
 class Encoded(NamedTuple):
@@ -54,16 +48,6 @@ def _codebook() -> PairCodebook:
 def _codebook_elements() -> torch.Tensor:
     """[256] complex128: each element is the 16 bytes of one vector of four fp32 weights."""
     return _codebook().full.contiguous().view(torch.float64).view(torch.complex128).squeeze(-1)
-
-
-@lru_cache(maxsize=1)
-def _levels() -> torch.Tensor:
-    """[256] fp32: the factor of each scale byte."""
-    exponent = torch.arange(256) - 255
-    roots = torch.tensor(_ROOTS, dtype=torch.float64)[exponent % STEPS]
-    levels = torch.ldexp(roots, torch.div(exponent, STEPS, rounding_mode="floor")).float()
-    levels[0] = 0.0
-    return levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +133,7 @@ def decode_matrix(codes: torch.Tensor, scales: torch.Tensor, base: torch.Tensor)
     # four fp32 weights are one 16-byte element to look up, which is several times faster than four
     looked_up = _codebook_elements().index_select(0, codes.int().flatten())
     weights = looked_up.view(torch.float64).view(torch.float32).view(count, rows, columns)
-    factor = _levels().index_select(0, scales.int().flatten()).view(scales.shape) * base[:, None, None]
+    factor = levels().index_select(0, scales.int().flatten()).view(scales.shape) * base[:, None, None]
     whole = columns // GROUP
     weights[..., : whole * GROUP].unflatten(-1, (whole, GROUP)).mul_(factor[..., :whole, None])
     if columns % GROUP:
@@ -216,7 +200,7 @@ def _encode_groups(groups: torch.Tensor, base: torch.Tensor) -> tuple[torch.Tens
     best_scales = torch.zeros(groups.shape[0], dtype=torch.uint8)
     for candidate in CANDIDATES:
         scales = (level + candidate).clamp(1, 255)
-        factor = _levels()[scales] * base
+        factor = levels()[scales] * base
         vectors = groups / factor.clamp(min=torch.finfo(torch.float32).tiny)[:, None, None]
         codes = book.nearest(vectors.view(-1, DIM)).view(best_codes.shape)
         decoded = book.full[codes.int()]

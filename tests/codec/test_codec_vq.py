@@ -7,7 +7,8 @@ import torch
 
 from tandem.codec.codebook import VECTORS
 from tandem.codec.nearest import PairCodebook
-from tandem.codec.vq import GROUP, STEPS, VqCodec, _levels, decode_matrix, encode_matrix
+from tandem.codec.scales import STEPS, levels
+from tandem.codec.vq import GROUP, VqCodec, decode_matrix, encode_matrix
 from tandem.errors import PackageError
 
 
@@ -30,8 +31,8 @@ def test_the_codebook_is_128_different_pairs_that_fit_int8():
 
 def test_levels_are_powers_of_two_to_the_last_bit():
     want = torch.tensor([math.pow(2.0, (byte - 255) / STEPS) for byte in range(256)], dtype=torch.float64).float()
-    assert _levels()[0] == 0.0
-    assert torch.equal(_levels()[1:], want[1:])
+    assert levels()[0] == 0.0
+    assert torch.equal(levels()[1:], want[1:])
 
 
 def test_nearest_is_the_nearest():

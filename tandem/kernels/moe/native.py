@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from tandem.codec.sac import levels, taps
+from tandem.codec.sac import taps
+from tandem.codec.scales import levels
 from tandem.codec.tiles import Kind, TileMatrix, TileRecord
 from tandem.errors import CheckError, UnsupportedError, UsageError
 from tandem.kernels.moe.ref import Swiglu
