@@ -127,7 +127,7 @@ def child(folder: Path, body: str) -> Path:
 @pytest.mark.parametrize(("kind", "kernel"), [("mxfp4", "Fp4"), ("rawint4", "Int4")])
 def test_the_child_hands_over_the_weights_that_it_checks(kind: str, kernel: str) -> None:
     rate = kt(kind)(SMALL, [0])
-    assert f"{kernel} of kt-kernel 9.9 (fake); 1 workers and a polling caller on the same CPUs" in rate.note
+    assert f"{kernel} of kt-kernel 9.9 (fake); workers: 1; caller: on the same CPUs" in rate.note
     assert rate.calls >= kt_child.LEAST_CALLS
     assert rate.ms_expert is not None and rate.ms_token is not None
     assert rate.ms_token == pytest.approx(2 * rate.ms_expert)
@@ -191,14 +191,14 @@ answer["calls_ms"] = [len(asked["workers"]) * call for call in answer["calls_ms"
 open(asked["answer"], "w").write(json.dumps(answer))"""
     rate = kt(child=child(tmp_path, body), allowed=CPUS[:2])(SMALL, [0, 1])
     assert (rate.threads, rate.ms_token, rate.ms_token_min, rate.calls) == (2, 2.0, 1.0, 3)
-    assert "Experts of kt-kernel 0.7.2 (avx2); 1 workers and a polling caller on the last CPU" in rate.note
+    assert "Experts of kt-kernel 0.7.2 (avx2); workers: 1; caller: on the last CPU" in rate.note
 
 
 def test_the_caller_gets_an_idle_core_then_a_sibling_then_a_share() -> None:
     assert [placement[:2] for placement in placements([0, 1], CPUS)] == [((0, 1), (2, 3, 6, 7))]
     assert [placement[:2] for placement in placements([0, 1, 2, 3], CPUS)] == [((0, 1, 2, 3), (4, 5, 6, 7))]
     assert [placement[:2] for placement in placements([0, 1], CPUS[:2])] == [((0, 1), (0, 1)), ((0,), (1,))]
-    assert placements([0], CPUS[:1]) == [Placement((0,), (0,), "1 workers and a polling caller on the same CPUs")]
+    assert placements([0], CPUS[:1]) == [Placement((0,), (0,), "workers: 1; caller: on the same CPUs")]
 
 
 def test_an_answer_is_read_or_refused() -> None:
