@@ -141,14 +141,11 @@ def placements(cpus: Sequence[int], allowed: Sequence[Cpu]) -> list[Placement]:
     spare = [cpu.id for cpu in others if cpu.core not in busy] or [cpu.id for cpu in others]
     every = tuple(cpus)
     if spare:
-        return [Placement(every, tuple(spare), f"{len(every)} workers and a polling caller on a CPU beside theirs")]
-    shared = [Placement(every, every, f"{len(every)} workers and a polling caller on the same CPUs")]
+        return [Placement(every, tuple(spare), f"workers: {len(every)}; caller: on a CPU beside theirs")]
+    shared = [Placement(every, every, f"workers: {len(every)}; caller: on the same CPUs")]
     if len(every) == 1:
         return shared
-    return [
-        *shared,
-        Placement(every[:-1], every[-1:], f"{len(every) - 1} workers and a polling caller on the last CPU"),
-    ]
+    return [*shared, Placement(every[:-1], every[-1:], f"workers: {len(every) - 1}; caller: on the last CPU")]
 
 
 def why_ended(code: int, stderr: str) -> str:
