@@ -44,7 +44,7 @@ FORMATS: Final = {
     "rawint4": "int4 with a bf16 scale for 32 weights, 4.5 bits, int8 activations",
     "int4": "int4 with one scale a row, 4 bits, int8 activations",
 }
-RMS_MAX: Final = 0.05  # int8 activations cost up to 0.03; a wrong layout or a wrong expert gives about 1
+RMS_MAX: Final = 0.05  # int8 activations cost up to 0.03; a wrong expert gives 0.3, a wrong layout about 1
 # Huge pages for the weights, as Tandem's own have them: glibc gives them to its first arena only.
 TUNABLES: Final = "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
 
