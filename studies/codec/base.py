@@ -69,6 +69,10 @@ class VectorCode(ABC):
         """units: [n, width] -> the squared error [n] by which a window's scale is chosen."""
         return (self.lookup(self.encode(units)) - units).square().sum(1)
 
+    def encode_many(self, units: torch.Tensor) -> torch.Tensor:
+        """`encode` on every core, in chunks."""
+        return torch.cat(map_threads(self.encode, units.split(CHUNK_WINDOWS * WINDOW // self.width)))
+
     def fit(self, windows: torch.Tensor, bases: torch.Tensor) -> Coded:
         """See `Code.fit`. A window of zeros gets scale 0."""
         starts = range(0, len(windows), CHUNK_WINDOWS)

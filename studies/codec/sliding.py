@@ -7,8 +7,9 @@ import os
 import torch
 
 from studies.codec.base import WINDOW, Coded
-from tandem.codec.sac import decode_nibbles
+from tandem.codec.sac import BLOCK_INPUTS, decode_nibbles, taps
 from tandem.codec.sac_codec import SCALE_TRIES
+from tandem.codec.sac_taps import TAPS
 from tandem.kernels.moe.native import sac_encode
 
 THREADS = len(os.sched_getaffinity(0))
@@ -20,6 +21,7 @@ class SlidingCode:
     name = "sac"
     width = WINDOW
     symbol_bits = 2.0
+    reach, block, alphabet, span = TAPS, BLOCK_INPUTS, 16, 1  # refine.py
 
     def fit(self, windows: torch.Tensor, bases: torch.Tensor) -> Coded:
         """See `Code.fit`. The encoder takes one base, so windows are first divided by theirs."""
@@ -31,3 +33,8 @@ class SlidingCode:
         """See `Code.decode`."""
         decoded = decode_nibbles(coded.symbols[None], coded.scales[None], torch.tensor(1.0))
         return decoded.view(-1, WINDOW) * bases[:, None]
+
+    def value(self, recent: torch.Tensor) -> torch.Tensor:
+        """recent: [..., 3] nibbles -> [..., 2]; see `refine.Sliding`."""
+        tables = taps().transpose(1, 2)
+        return sum((tables[shift][recent[..., -1 - shift]] for shift in range(TAPS)), torch.zeros(BLOCK_INPUTS))

@@ -48,6 +48,7 @@ class TrellisCode(VectorCode):
     def __init__(self, rule: Rule = "mad", state_bits: int = STATE_BITS) -> None:
         self.name = f"trellis, computed ({rule}), {1 << state_bits} states"
         self.state_bits = state_bits
+        self.reach, self.block, self.alphabet, self.span = state_bits // 2, 1, 4, 1  # refine.py
         self.values = values(rule, state_bits)
         self._library = build("viterbi.cpp", AVX512 if supported(AVX512) else AVX2)
 
@@ -66,6 +67,11 @@ class TrellisCode(VectorCode):
         for back in range(self.state_bits // 2):
             state |= symbols.long().roll(back, dims=1) << (2 * back)
         return self.values[state]
+
+    def value(self, recent: torch.Tensor) -> torch.Tensor:
+        """recent: [..., state bits / 2] -> [..., 1]; see `refine.Sliding`."""
+        places = 4 ** torch.arange(self.reach - 1, -1, -1)
+        return self.values[(recent * places).sum(-1, keepdim=True)]
 
     def _search(self, units: torch.Tensor, symbols: torch.Tensor | None) -> torch.Tensor:
         units = units.contiguous()
