@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-from tandem.codec.sac_taps import FILTER, FILTER_ONE, POINTS, TAPS
+from tandem.codec.sac_taps import FILTER, FILTER_ONE
 from tandem.codec.scales import levels
 from tandem.codec.tiles import TileMatrix, TileRecord, read_tiles
 
@@ -19,17 +19,11 @@ BLOCK_INPUTS = 2
 
 
 @lru_cache(maxsize=1)
-def points() -> torch.Tensor:
-    """[16, 4] int8: what each nibble value stands for before the filter."""
-    half = torch.tensor(POINTS, dtype=torch.int8)
-    return torch.cat([half, -half])
-
-
-@lru_cache(maxsize=1)
 def taps() -> torch.Tensor:
     """[taps, 2, 16] fp32: what nibble value k of block j - s adds to input d of block j. Exact, as their sums are."""
-    product = points().int() @ torch.tensor(FILTER, dtype=torch.int32)  # [16, taps * 2]
-    return (product.view(16, TAPS, BLOCK_INPUTS).permute(1, 2, 0) / FILTER_ONE).float().contiguous()
+    signs = torch.tensor([[1 if value >> bit & 1 else -1 for bit in range(4)] for value in range(16)])
+    sums = torch.einsum("kb,sbd->sdk", signs, torch.tensor(FILTER))
+    return (sums / FILTER_ONE).float().contiguous()
 
 
 def decode_nibbles(

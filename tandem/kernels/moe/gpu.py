@@ -1,0 +1,293 @@
+"""The GPU kernels of a layer's routed experts (`gpu/ffn.cu`): compiled at run time by NVRTC, launched through the driver.
+
+Nobody needs nvcc: NVRTC comes with torch. A compiled image is kept under the state directory, named by its source and
+architecture.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tandem.codec.sac_taps import FILTER, FILTER_ONE
+from tandem.codec.tiles import TILE_ROWS, Kind, TileMatrix, TileRecord
+from tandem.errors import UnsupportedError, UsageError
+from tandem.kernels.moe.ref import Swiglu
+
+SOURCE = Path(__file__).with_name("gpu")
+KINDS: dict[Kind, int] = {"sac": 0, "fp4": 1}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+BLOCK_THREADS = 64
+PREPARE_THREADS = 256
+PAIRS_MAX = 1024  # (token, expert) pairs of a call
+ITEM_BYTES = 16 + 4 * 16
+FEATURE_BYTES = 256  # of 64 inputs of the 2-bit code; FP4 needs half
+WARPS_A_MULTIPROCESSOR = 24  # that the parts of one product are meant to fill
+SPLITS_MAX = 8
+PARTS_MAX = 512  # parts times pairs
+ROWS_OF = ((4, 1), (8, 2), (16, 4))  # rows of an expert that one pass may serve -> groups of four in the kernel's name
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        ("offset", ctypes.c_int64),
+        ("tile_stride", ctypes.c_int64),
+        ("window_stride", ctypes.c_int64),
+        ("windows", ctypes.c_int64),
+    )
+
+
+class _Kind(ctypes.Structure):
+    _fields_ = (("gate", _Matrix), ("up", _Matrix), ("down", _Matrix), ("bases", ctypes.c_int64))
+
+
+class _Params(ctypes.Structure):
+    _fields_ = (
+        ("kinds", _Kind * 2),
+        *((name, ctypes.c_void_p) for name in ("x", "y", "ids", "weights", "records", "kinds_of")),
+        *((name, ctypes.c_void_p) for name in ("items", "item_count", "item_of")),
+        ("x_features", ctypes.c_void_p * 2),
+        ("x_units", ctypes.c_void_p * 2),
+        ("x_feature_stride", ctypes.c_int64 * 2),
+        ("x_unit_stride", ctypes.c_int64 * 2),
+        *((name, ctypes.c_void_p) for name in ("h_features", "h_units", "gate_parts", "down_parts")),
+        ("filter", (ctypes.c_float * 6) * 4),
+        *((name, ctypes.c_float) for name in ("limit", "alpha", "beta")),
+        *((name, ctypes.c_int32) for name in ("hidden", "experts", "tokens", "picked", "dtype", "weight_on_input")),
+        *((name, ctypes.c_int32) for name in ("kinds_present", "item_rows", "inner", "input_windows", "inner_tiles")),
+        *((name, ctypes.c_int32) for name in ("hidden_tiles", "warps")),
+    )
+
+
+def source() -> str:
+    """The whole program as one text."""
+    text = (SOURCE / "ffn.cu").read_text(encoding="utf-8")
+    return text.replace('#include "types.cuh"', (SOURCE / "types.cuh").read_text(encoding="utf-8"))
+
+
+class Image(NamedTuple):
+    cubin: bytes
+    log: str  # of the compiler: registers, shared memory, spills
+
+
+def compile_for(capability: tuple[int, int]) -> Image:
+    """Machine code for one architecture. Needs no GPU. Raises UnsupportedError with the compiler's words."""
+    from cuda.bindings import nvrtc
+
+    program = _checked(nvrtc.nvrtcCreateProgram(source().encode(), b"ffn.cu", 0, [], []))
+    options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17", b"--ptxas-options=-v"]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+    _checked(nvrtc.nvrtcGetProgramLog(program, log))
+    text = log.decode(errors="replace").strip("\0 \n")
+    if status:
+        raise UnsupportedError(f"the GPU kernels do not compile for sm_{capability[0]}{capability[1]}: {text[:500]}")
+    cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+    _checked(nvrtc.nvrtcDestroyProgram(program))
+    return Image(cubin, text)
+
+
+def _checked(answer: Sequence[Any]) -> Any:
+    """The value of a driver or NVRTC call. Raises UnsupportedError."""
+    status, *values = answer
+    if status:
+        raise UnsupportedError(f"CUDA call failed: {status!r}")
+    return values[0] if values else None
+
+
+@lru_cache(maxsize=4)
+def _functions(capability: tuple[int, int], device: int) -> dict[str, Any]:
+    from cuda.bindings import driver
+
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()  # makes the context
+        module = _checked(driver.cuModuleLoadData(_cubin(capability)))
+    names = ["tandem_prepare", "tandem_activate", "tandem_combine"]
+    names += [f"tandem_{step}_{groups}" for step in ("gate_up", "down") for _, groups in ROWS_OF]
+    return {name: _checked(driver.cuModuleGetFunction(module, name.encode())) for name in names}
+
+
+def _cubin(capability: tuple[int, int]) -> bytes:
+    from tandem.paths import state_dir
+    from tandem.wire import write_atomic
+
+    digest = hashlib.sha256(source().encode()).hexdigest()[:16]
+    path = state_dir() / "kernels" / f"ffn-{digest}-sm_{capability[0]}{capability[1]}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    image = compile_for(capability).cubin
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, image)
+    return image
+
+
+class GpuLayer:
+    """One layer's experts as the kernels find them: an address and a kind for each expert, both on the GPU.
+
+    codes: this rank's view of a record of each kind present. records: [E] int64, the address of each expert's record on
+    the device, 0 where it is not there; kinds: [E] uint8, of KINDS. Both may be changed between calls.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        codes: Sequence[TileRecord],
+        records: torch.Tensor,
+        kinds: torch.Tensor,
+        swiglu: Swiglu,
+        *,
+        weight_on_input: bool = False,
+    ) -> None:
+        if records.dtype != torch.int64 or kinds.dtype != torch.uint8 or records.shape != kinds.shape:
+            raise UsageError(f"records {records.dtype} and kinds {kinds.dtype} must be int64 and uint8 of one length")
+        self.hidden, self.inner = hidden, inner
+        self.records, self.kinds = records, kinds
+        self.codes = {code.kind: code for code in codes}
+        self.swiglu = swiglu
+        self.weight_on_input = weight_on_input
+
+
+def splits_for(warps: int, pairs: int, tasks: int, windows: int) -> int:
+    """How many warps share one tile of a product, so that all of them fill the GPU: as the kernels decide it."""
+    return max(1, min(warps // tasks, windows, SPLITS_MAX, PARTS_MAX // pairs))
+
+
+class Workspace:
+    """Device memory that calls share: one for all layers of a size, as they run one after another."""
+
+    def __init__(self, hidden: int, inner: int, tokens: int, picked: int, device: torch.device) -> None:
+        pairs = tokens * picked
+        if pairs > PAIRS_MAX:
+            raise UsageError(f"{tokens} tokens of {picked} experts are {pairs} pairs; {PAIRS_MAX} is the most")
+        self.hidden, self.inner, self.pairs = hidden, inner, pairs
+        self.warps = torch.cuda.get_device_properties(device).multi_processor_count * WARPS_A_MULTIPROCESSOR
+        windows, tiles = -(-hidden // TILE_ROWS), -(-inner // TILE_ROWS)
+        parts = max(pairs, PARTS_MAX)
+
+        def bytes_of(count: int) -> torch.Tensor:
+            return torch.zeros(count, dtype=torch.uint8, device=device)
+
+        self.items = bytes_of(pairs * ITEM_BYTES)
+        self.item_count = bytes_of(4)
+        self.item_of = bytes_of(4 * pairs)
+        self.x_features = [bytes_of(pairs * windows * FEATURE_BYTES // share) for share in (1, 2)]
+        self.x_units = [bytes_of(pairs * windows * 8 * some) for some in (1, 2)]
+        self.h_features = bytes_of(pairs * tiles * FEATURE_BYTES)
+        self.h_units = bytes_of(pairs * tiles * 16)
+        self.gate_parts = bytes_of(2 * parts * tiles * TILE_ROWS * 4)
+        self.down_parts = bytes_of(parts * windows * TILE_ROWS * 4)
+
+    @property
+    def bytes(self) -> int:
+        return sum(v.numel() for v in vars(self).values() if isinstance(v, torch.Tensor)) + sum(
+            v.numel() for v in (*self.x_features, *self.x_units)
+        )
+
+
+def moe_gpu(
+    layer: GpuLayer, workspace: Workspace, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, y: torch.Tensor
+) -> None:
+    """x: [T, H] f32, bf16 or f16, weights: [T, K] f32, ids: [T, K] int32, contiguous on the device -> y: [T, H] as x.
+
+    Experts that are not on the device (record 0) or whose id is below 0 add nothing. Launches on torch's current stream,
+    reads nothing back: a CUDA graph can hold it. Repeats bit for bit.
+    """
+    tokens, picked = ids.shape
+    pairs = tokens * picked
+    if x.dtype not in DTYPES or x.shape != (tokens, layer.hidden) or weights.shape != ids.shape:
+        raise UsageError(
+            f"x {x.dtype} {tuple(x.shape)}, weights {tuple(weights.shape)}, ids {tuple(ids.shape)} do not fit "
+            f"hidden size {layer.hidden}"
+        )
+    if pairs > workspace.pairs or (layer.hidden, layer.inner) != (workspace.hidden, workspace.inner):
+        raise UsageError(f"a workspace of {workspace.pairs} pairs does not fit a call of {pairs}")
+    if tokens == 0:
+        return
+    functions = _functions(torch.cuda.get_device_capability(x.device), x.device.index)
+    item_rows, groups = next(((rows, name) for rows, name in ROWS_OF if tokens <= rows), ROWS_OF[-1])
+    params = _params(layer, workspace, x, weights, ids, y, item_rows)
+    argument = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+    stream = torch.cuda.current_stream().cuda_stream
+    input_rows = pairs if layer.weight_on_input else tokens
+
+    def most_warps(tasks: int, windows: int) -> int:
+        """Of a product, whatever number of items the routing makes."""
+        return max(items * tasks * splits_for(workspace.warps, pairs, items * tasks, windows) for items in range(1, pairs + 1))
+
+    gate_warps = most_warps(params.inner_tiles * 2, params.input_windows)
+    down_warps = most_warps(params.hidden_tiles, params.inner_tiles)
+    for name, warps, rows, threads in (
+        ("tandem_prepare", PREPARE_THREADS // 32 + input_rows * params.input_windows, 1, PREPARE_THREADS),
+        (f"tandem_gate_up_{groups}", gate_warps, 1, BLOCK_THREADS),
+        ("tandem_activate", pairs * params.inner_tiles, 1, 128),
+        (f"tandem_down_{groups}", down_warps, 1, BLOCK_THREADS),
+        ("tandem_combine", 8 * params.hidden_tiles, tokens, 256),
+    ):
+        _launch(functions[name], -(-warps // (threads // 32)), rows, threads, stream, argument)
+
+
+def _launch(function: Any, columns: int, rows: int, threads: int, stream: int, argument: Any) -> None:
+    from cuda.bindings import driver
+
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = columns, rows, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.hStream = stream
+    overlap = driver.CUlaunchAttribute()  # begin before the kernel before has ended; the kernel waits where it must
+    overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    overlap.value.programmaticStreamSerializationAllowed = 1
+    config.attrs, config.numAttrs = [overlap], 1
+    _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(argument), 0))
+
+
+def _params(
+    layer: GpuLayer,
+    space: Workspace,
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    y: torch.Tensor,
+    item_rows: int,
+) -> _Params:
+    windows, tiles = -(-layer.hidden // TILE_ROWS), -(-layer.inner // TILE_ROWS)
+    params = _Params(
+        x=x.data_ptr(), y=y.data_ptr(), ids=ids.data_ptr(), weights=weights.data_ptr(),
+        records=layer.records.data_ptr(), kinds_of=layer.kinds.data_ptr(),
+        limit=math.inf if layer.swiglu.limit is None else layer.swiglu.limit,
+        alpha=layer.swiglu.alpha, beta=layer.swiglu.beta,
+        hidden=layer.hidden, experts=len(layer.records), tokens=ids.shape[0], picked=ids.shape[1],
+        dtype=DTYPES[x.dtype], weight_on_input=layer.weight_on_input,
+        kinds_present=sum(1 << KINDS[kind] for kind in layer.codes), item_rows=item_rows, inner=layer.inner,
+        input_windows=windows, inner_tiles=tiles, hidden_tiles=windows,
+        warps=space.warps,
+    )  # fmt: skip
+    for name in ("items", "item_count", "item_of", "h_features", "h_units", "gate_parts", "down_parts"):
+        setattr(params, name, getattr(space, name).data_ptr())
+    for kind, index in KINDS.items():
+        params.x_features[index] = space.x_features[index].data_ptr()
+        params.x_units[index] = space.x_units[index].data_ptr()
+        params.x_feature_stride[index] = windows * FEATURE_BYTES >> index
+        params.x_unit_stride[index] = windows << index
+        if kind in layer.codes:
+            params.kinds[index] = _kind(layer.codes[kind])
+    for bit, row in enumerate(params.filter):
+        row[:] = [value / FILTER_ONE for tap in FILTER for value in tap[bit]]
+    return params
+
+
+def _kind(code: TileRecord) -> _Kind:
+    def matrix(part: TileMatrix) -> _Matrix:
+        return _Matrix(part.offset, part.tile_stride, part.window_stride, part.windows)
+
+    bases = -1 if code.bases_offset is None else code.bases_offset
+    return _Kind(matrix(code.w1), matrix(code.w3), matrix(code.w2), bases)
+
