@@ -90,8 +90,11 @@ class PeerRate(NamedTuple):
     peer: str
     threads: int
     ms_expert: float | None
-    ms_token: float | None
+    ms_token: float | None  # median; None: it could not run
     note: str  # its format and version, or why it could not run
+    calls: int = 0  # n, a token each
+    ms_token_min: float | None = None
+    ms_token_p90: float | None = None
 
 
 class Peer(Protocol):
@@ -134,12 +137,13 @@ def run(plan: Plan, cpus: Sequence[Cpu], say: Callable[[str], None], peers: Sequ
         for tokens in sorted({1, *plan.tokens})
     )
     cache = l3_bytes(cpus)
+    least = least_bytes(cpus)
     reads: dict[int, list[float]] = {}
     layers: list[LayerRate] = []
     failures: set[str] = set()
     set_bytes, huge = 0, 0.0
     for kind in plan.kinds:
-        experts = Experts(plan.geometry, kind, max(LEAST_BYTES, CACHE_TIMES * cache))
+        experts = Experts(plan.geometry, kind, least)
         set_bytes, huge = max(set_bytes, experts.data.numel()), experts.huge_share
         for threads in counts:
             for kernel in chosen:
@@ -159,13 +163,22 @@ def run(plan: Plan, cpus: Sequence[Cpu], say: Callable[[str], None], peers: Sequ
                 f"{layer.kind} {layer.kernel} on {layer.threads} threads read {layer.gb_s:.1f} GB/s, more than the "
                 f"{best[layer.threads]:.1f} GB/s of plain reading: other work disturbs this box; run again"
             )
-    found = tuple(peer(plan.geometry, order[: max(counts)]) for peer in peers)
-    return Report(core, rows, final, found, set_bytes, cache, huge, tuple(sorted(failures)))
+    found = []
+    for peer in peers:
+        for threads in counts:
+            found.append(peer(plan.geometry, order[:threads]))
+            say(f"{found[-1].peer}, {threads} threads: {'measured' if found[-1].calls else found[-1].note}")
+    return Report(core, rows, final, tuple(found), set_bytes, cache, huge, tuple(sorted(failures)))
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
     """1, 2, 4, ... below `cores`, and `cores`."""
     return (*(1 << n for n in range(16) if 1 << n < cores), cores)
+
+
+def least_bytes(cpus: Sequence[Cpu]) -> int:
+    """What a pass over experts reads at least, no byte twice, so that the caches don't help."""
+    return max(LEAST_BYTES, CACHE_TIMES * l3_bytes(cpus))
 
 
 def l3_bytes(cpus: Sequence[Cpu], root: Path = Path("/")) -> int:

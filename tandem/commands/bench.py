@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,9 +14,11 @@ from tandem.console import emit_json, say
 from tandem.errors import UsageError
 
 if TYPE_CHECKING:
-    from tandem.bench.cpu import LayerRate, Plan, Report
+    from tandem.bench.cpu import LayerRate, Peer, PeerRate, Plan, Report
+    from tandem.topology import Cpu
 
 KINDS = ("sac", "fp4")
+KT_PEERS = ("kt-mxfp4", "kt-rawint4", "kt-int4")
 PLAIN_WIDTH = 160  # columns of a table that is written to a file
 
 
@@ -29,6 +34,12 @@ def cpu(
     kind: Annotated[str, typer.Option(help="Codes, comma-separated: sac (2-bit), fp4.")] = ",".join(KINDS),
     tokens: Annotated[str, typer.Option(help="Tokens a call, comma-separated.")] = "1",
     passes: Annotated[int, typer.Option(min=1, help="Passes over the working set.")] = 5,
+    peer: Annotated[
+        str, typer.Option(help=f"Measure beside it, comma-separated: kt (all its formats), {', '.join(KT_PEERS)}.")
+    ] = "",
+    peer_python: Annotated[
+        str, typer.Option(help="The interpreter that finds kt-kernel. Default: this one; PYTHONPATH counts.")
+    ] = sys.executable,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Routed experts on the CPU (DeepSeek-V4.1-Flash geometry): memory rate, core rate, scaling over threads."""
@@ -45,12 +56,24 @@ def cpu(
         tokens=tuple(_numbers(tokens, "--tokens")) or (1,),
         passes=passes,
     )
-    report = run(plan, usable_cpus(), say)
+    cpus = usable_cpus()
+    report = run(plan, cpus, say, _peers(peer, peer_python, plan, cpus))
     model = probe_machine().cpu.model
     if as_json:
         emit_json({"cpu": model, "tandem": TANDEM, **as_document(plan, report)})
     else:
         show(model, TANDEM, plan, report)
+
+
+def _peers(text: str, python: str, plan: Plan, cpus: Sequence[Cpu]) -> list[Peer]:
+    from tandem.bench.cpu import least_bytes
+    from tandem.bench.peer_kt import KtPeer
+
+    names = _names(text, "--peer", ("kt", *KT_PEERS))
+    if names and shutil.which(python) is None:
+        raise UsageError(f"--peer-python {python}: no such program")
+    chosen = KT_PEERS if "kt" in names else tuple(name for name in KT_PEERS if name in names)
+    return [KtPeer(name[3:], tuple(cpus), least_bytes(cpus), plan.passes, python) for name in chosen]
 
 
 def _names(text: str, flag: str, valid: tuple[str, ...] | None = None) -> list[str]:
@@ -127,9 +150,26 @@ def show(model: str, version: str, plan: Plan, report: Report) -> None:
         (*columns, "G weights/s/core", "weights/cycle"),
         [layer_cells(row) for row in report.layers],
     )
-    for peer in report.peers:
-        times = "" if peer.ms_expert is None else f"{peer.ms_expert:.3f} ms an expert, {peer.ms_token:.3f} ms a token; "
-        console.print(f"{peer.peer} on {peer.threads} threads: {times}{peer.note}")
+    if report.peers:
+        table(
+            "peers, the same number of experts of the same shape from memory, one token",
+            ("peer", "threads", "n", "ms an expert", "ms a token, median", "min", "p90"),
+            [peer_cells(row) for row in report.peers],
+        )
+    for note, rows in _by_note(report.peers).items():
+        console.print(f"{', '.join(f'{row.peer} on {row.threads}' for row in rows)}: {note}", soft_wrap=True)
+
+
+def _by_note(rows: Sequence[PeerRate]) -> dict[str, list[PeerRate]]:
+    notes: dict[str, list[PeerRate]] = {}
+    for row in rows:
+        notes.setdefault(row.note, []).append(row)
+    return notes
+
+
+def peer_cells(row: PeerRate) -> tuple[str, ...]:
+    times = (row.ms_expert, row.ms_token, row.ms_token_min, row.ms_token_p90)
+    return (row.peer, str(row.threads), str(row.calls), *("-" if ms is None else f"{ms:.3f}" for ms in times))
 
 
 def layer_cells(row: LayerRate) -> tuple[str, ...]:

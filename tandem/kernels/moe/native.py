@@ -118,19 +118,21 @@ def kernels() -> tuple[str, ...]:
 
 
 def sac_encode(
-    weights: torch.Tensor, base: float, tries: Sequence[int], threads: int
+    weights: torch.Tensor, base: float, tries: Sequence[int], threads: int, code: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """weights: [rows, windows, 64] fp32, finite -> nibbles [rows, windows, 32] and scales [rows, windows], uint8.
 
     base: at least the largest RMS of a window. tries: steps around a window's first scale byte, that of its RMS, of
-    which the one with the least squared error is kept. The result does not depend on the CPU or on `threads`.
+    which the one with the least squared error is kept. code: other taps than the format's, [3, 2, 16] fp32.
+    The result does not depend on the CPU or on `threads`.
     """
+    code = taps() if code is None else code.contiguous()
     weights = weights.to(torch.float32).contiguous()
     nibbles = torch.empty(*weights.shape[:2], 32, dtype=torch.uint8)
     scales = torch.empty(weights.shape[:2], dtype=torch.uint8)
     steps = torch.tensor(tries, dtype=torch.int32)
     _library().tandem_sac_encode(
-        taps().data_ptr(), levels().data_ptr(), weights.data_ptr(), scales.numel(), base, steps.data_ptr(), len(steps),
+        code.data_ptr(), levels().data_ptr(), weights.data_ptr(), scales.numel(), base, steps.data_ptr(), len(steps),
         threads, nibbles.data_ptr(), scales.data_ptr(),
     )  # fmt: skip
     return nibbles, scales
