@@ -1,4 +1,4 @@
-"""`fp4`, version 1: the numbers of MXFP4 (e2m1 codes, one e8m0 scale per 32 inputs) in tiles, as the kernels read them."""
+"""`fp4`, version 1: the numbers of MXFP4 (e2m1 codes, one e8m0 scale per 32 inputs), in tiles for the kernels."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def write_tiles(record: torch.Tensor, matrix: TileMatrix, nibbles: torch.Tensor,
 
 
 def write_pairs(record: torch.Tensor, matrix: TileMatrix, pairs: torch.Tensor, scales: torch.Tensor) -> None:
-    """As `write_tiles`, of nibbles that are in bytes already: pairs [tiles * 64, windows, 16] uint8, the first one low."""
+    """As `write_tiles`, of nibbles in bytes already, the first one low: pairs [tiles * 64, windows, 16] uint8."""
     codes = pairs.view(matrix.tiles, TILE_ROWS, matrix.windows, -1).permute(0, 2, 3, 1)  # [tiles, windows, 16, 64]
     tail = scales.view(matrix.tiles, TILE_ROWS, matrix.windows).permute(0, 2, 1)
     tiles = torch.cat([codes.flatten(2), tail], dim=2)

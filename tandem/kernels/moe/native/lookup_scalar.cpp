@@ -16,7 +16,7 @@ constexpr std::uint8_t kPlace[64] = {
 
 float scale_of(Code code, std::uint8_t byte) {
   if (byte == 0) return 0.0f;  // of FP4 too, where it is 2^-127: no subnormals, which some CPUs take long over
-  if (code == Code::kFp4) return byte == 255 ? INFINITY : std::ldexp(1.0f, byte - 127);
+  if (code == Code::kFp4) return std::ldexp(1.0f, byte - 127);  // no package holds 255
   return std::ldexp(kScaleRoots[byte % 16], byte / 16);
 }
 
