@@ -26,6 +26,7 @@ MAX_TOKENS = 64  # kt-kernel's buffers hold multiples of 32 rows
 LEAST_CALLS = 30
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 PROJECTIONS = ("gate", "up", "down")
+FILES = (("quant", np.uint8), ("scale", np.float32))  # of a matrix that kt-kernel has quantised and saved
 # The classes of each format, the first that the loaded library has: the order of kt-kernel's own selection.
 CLASSES = {
     "mxfp4": ("AMXFP4_KGroup_MOE", "AVX2MXFP4_MOE"),
@@ -143,7 +144,7 @@ def start_pool(extension: Any, workers: list[int]) -> tuple[Any, int]:
 
 
 def make_experts(extension: Any, pool: Any, nodes: int, request: Request, count: int, parts: list[Weights]) -> Any:
-    """`count` experts, each a copy in kt-kernel's own memory of the same three matrices."""
+    """`count` experts, each a copy of `parts` in kt-kernel's own memory; the odd ones give twice the output."""
     available = [name for name in CLASSES[request.format] if hasattr(extension.moe, name)]
     if not available:
         raise RuntimeError(f"this library of kt-kernel has none of {', '.join(CLASSES[request.format])}")
@@ -168,21 +169,30 @@ def make_experts(extension: Any, pool: Any, nodes: int, request: Request, count:
         once.gate_proj, once.up_proj, once.down_proj = (part.stored.ctypes.data for part in parts)
         load(make(once))
         kept = [
-            [[_read_kt(once.path, node, name, which) for node in range(nodes)] for which in ("quant", "scale")]
+            tuple([_read_kt(once.path, node, name, which, kind) for node in range(nodes)] for which, kind in FILES)
             for name in PROJECTIONS
         ]
     else:
         final.quant_config.bits, final.quant_config.group_size, final.quant_config.zero_point = 4, GROUP, False
-        kept = [[[part.stored], [part.scales]] for part in parts]
+        kept = [([part.stored], [part.scales]) for part in parts]
+    alive = []  # until they are copied
     for name, (stored, scales) in zip(PROJECTIONS, kept, strict=True):
+        odd = [doubled(array) if name == "down" else array for array in scales]
+        pairs = list(zip(scales, odd, strict=True))
         setattr(final, f"{name}_projs", [[array.ctypes.data] * count for array in stored])
-        setattr(final, f"{name}_scales", [[array.ctypes.data] * count for array in scales])
+        setattr(final, f"{name}_scales", [[pair[expert % 2].ctypes.data for expert in range(count)] for pair in pairs])
+        alive.append((stored, scales, odd))
     return load(make(final))
 
 
-def _read_kt(folder: str, node: int, name: str, which: str) -> Any:
+def doubled(scales: Any) -> Any:
+    """Scales, f32 or bf16 bits -> twice their values."""
+    return scales * 2 if scales.dtype == np.float32 else scales + 0x80
+
+
+def _read_kt(folder: str, node: int, name: str, which: str, kind: type) -> Any:
     (path,) = Path(folder).glob(f"_layer_0/_numa_{node}/*_{name}_0_*_{which}_.kt")
-    return np.fromfile(path, np.uint8)
+    return np.fromfile(path, kind)
 
 
 def huge_bytes() -> int:
@@ -204,7 +214,8 @@ def measure(request: Request) -> dict[str, Any]:
     huge_share = min(1.0, (huge_bytes() - before) / (draws * request.picked * expert_bytes))
     x = from_bf16(bf16(random.standard_normal(request.hidden)))
     given, tokens = bf16(x), np.array([1], np.int32)
-    weights = np.full((1, request.picked), 1 / request.picked, np.float32)
+    weights = np.arange(1, request.picked + 1, dtype=np.float32)
+    weights /= weights.sum()
     y = np.full(request.hidden, 0x7FC0, np.uint16)  # NaN
     picks = [np.arange(first, first + request.picked) for first in range(0, draws * request.picked, request.picked)]
 
@@ -213,7 +224,7 @@ def measure(request: Request) -> dict[str, Any]:
         moe.forward(tokens.ctypes.data, request.picked, *pointers, False)
 
     call(picks[-1])
-    wanted = expected(x, parts, request.limit)
+    wanted = expected(x, parts, request.limit) * np.sum(weights * (1 + picks[-1] % 2))
     error = float(np.sqrt(np.mean((from_bf16(y) - wanted) ** 2) / np.mean(wanted**2)))
     calls_ms: list[float] = []
     for _ in range(max(request.passes, -(-LEAST_CALLS // draws))):

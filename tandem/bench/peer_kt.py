@@ -44,7 +44,7 @@ FORMATS: Final = {
     "rawint4": "int4 with a bf16 scale for 32 weights, 4.5 bits, int8 activations",
     "int4": "int4 with one scale a row, 4 bits, int8 activations",
 }
-RMS_MAX: Final = 0.05  # int8 activations cost up to 0.03; a wrong layout or a wrong expert gives about 1
+RMS_MAX: Final = 0.05  # int8 activations cost up to 0.03; a wrong expert gives 0.3, a wrong layout about 1
 # Huge pages for the weights, as Tandem's own have them: glibc gives them to its first arena only.
 TUNABLES: Final = "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
 
@@ -141,14 +141,11 @@ def placements(cpus: Sequence[int], allowed: Sequence[Cpu]) -> list[Placement]:
     spare = [cpu.id for cpu in others if cpu.core not in busy] or [cpu.id for cpu in others]
     every = tuple(cpus)
     if spare:
-        return [Placement(every, tuple(spare), f"{len(every)} workers and a polling caller on a CPU beside theirs")]
-    shared = [Placement(every, every, f"{len(every)} workers and a polling caller on the same CPUs")]
+        return [Placement(every, tuple(spare), f"workers: {len(every)}; caller: on a CPU beside theirs")]
+    shared = [Placement(every, every, f"workers: {len(every)}; caller: on the same CPUs")]
     if len(every) == 1:
         return shared
-    return [
-        *shared,
-        Placement(every[:-1], every[-1:], f"{len(every) - 1} workers and a polling caller on the last CPU"),
-    ]
+    return [*shared, Placement(every[:-1], every[-1:], f"workers: {len(every) - 1}; caller: on the last CPU")]
 
 
 def why_ended(code: int, stderr: str) -> str:
