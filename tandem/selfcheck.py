@@ -130,13 +130,15 @@ def _compare(runtime: MoeRuntime, section: SectionName, expert: int, part: _Weig
 
 @contextlib.contextmanager
 def _plain_defaults() -> Iterator[None]:
-    """vLLM's loader makes the model's dtype and device the defaults of torch."""
-    dtype = torch.get_default_dtype()
+    """vLLM's loader makes the model's dtype and device the defaults of torch. One thread: the operators are small."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     torch.set_default_dtype(torch.float32)
+    torch._C.set_num_threads(1)  # vLLM's CPU worker replaces torch.set_num_threads by a no-op
     try:
         with torch.device("cpu"):
             yield
     finally:
+        torch._C.set_num_threads(threads)
         torch.set_default_dtype(dtype)
 
 

@@ -104,8 +104,8 @@ def log_probabilities(llm: Any) -> dict[tuple[int, int], float]:
 
 
 def typical_difference(ours: dict[tuple[int, int], float], theirs: dict[tuple[int, int], float]) -> float:
-    """The median of the differences between two engines' log probabilities. Not their mean: where two experts are almost
-    equally probable, a last bit decides which is picked, and a token's difference is large."""
+    """The median of the differences between two engines' log probabilities. Not the mean: where two experts are almost
+    equally probable, a last bit decides which is picked, and that token's difference is large."""
     assert ours.keys() == theirs.keys()
     return statistics.median(abs(ours[key] - theirs[key]) for key in ours)
 
