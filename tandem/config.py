@@ -12,6 +12,7 @@ from tandem.wire import canonical_sha256
 
 Origin = Literal["default", "profile", "flag"]
 PINNINGS = ("none", "compact", "spread")
+CPU_KERNELS = ("auto", "torch", "scalar", "avx2", "avx512", "avx512vbmi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class TandemConfig:
     reserve_cores: int = 2  # cores left to vLLM when cpu_threads is 0
     pinning: str = "none"  # none | compact (fill one L3 group after another) | spread (round robin over L3 groups)
     smt: bool = False  # may the threads use SMT siblings of cores already used?
+    cpu_kernel: str = "auto"  # auto: the fastest that this CPU has; torch: decode and multiply, slow, any codec
 
     def __post_init__(self) -> None:
         if self.fp4_top is not None:
@@ -34,6 +36,8 @@ class TandemConfig:
         _require_int("reserve_cores", self.reserve_cores, 0)
         if self.pinning not in PINNINGS:
             raise UsageError(f"pinning={self.pinning!r} is not one of {', '.join(PINNINGS)}")
+        if self.cpu_kernel not in CPU_KERNELS:
+            raise UsageError(f"cpu_kernel={self.cpu_kernel!r} is not one of {', '.join(CPU_KERNELS)}")
         if not isinstance(self.smt, bool):
             raise UsageError(f"smt={self.smt!r} is not true or false")
 

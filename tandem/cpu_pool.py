@@ -1,7 +1,7 @@
-"""Threads that compute experts: their number, where each runs, and how work reaches them.
+"""Threads that compute experts: their number and where each runs; and threads of Python's for work in torch.
 
-vLLM binds its own threads and sets torch to one thread in its workers, so Tandem brings threads of its own. They are
-Python threads: the work inside a torch operator holds no interpreter lock.
+vLLM binds its own threads and sets torch to one thread in its workers, so Tandem brings threads of its own: those of
+the C++ kernels, or `CpuPool`, whose work inside a torch operator holds no interpreter lock.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class CpuPlan(NamedTuple):
 
     cpus: tuple[frozenset[int], ...]  # allowed logical CPUs of each thread
     shared: bool  # another rank uses some of these cores too: fewer cores than ranks
+    own_cores: bool  # there is a core for each thread beside those reserved for vLLM, so an idle one may spin
 
 
 def plan_cpus(cpus: Sequence[Cpu], config: TandemConfig, rank: int = 0, ranks: int = 1) -> CpuPlan:
@@ -70,11 +71,12 @@ def plan_cpus(cpus: Sequence[Cpu], config: TandemConfig, rank: int = 0, ranks: i
         mine = [cpu for cpu in mine if cpu.id == firsts[cpu.core]]
     reserve = -(-config.reserve_cores // ranks)
     threads = config.cpu_threads or max(1, len(mine) - reserve * (len(mine) // len(own)))
+    own_cores = not shared and threads <= len(own) - reserve
     if config.pinning == "none":
         anywhere = frozenset(cpu.id for cpu in cpus if cpu.core in own)
-        return CpuPlan((anywhere,) * threads, shared)
+        return CpuPlan((anywhere,) * threads, shared, own_cores)
     order = compact(mine) if config.pinning == "compact" else spread(mine)
-    return CpuPlan(tuple(frozenset({order[i % len(order)]}) for i in range(threads)), shared)
+    return CpuPlan(tuple(frozenset({order[i % len(order)]}) for i in range(threads)), shared, own_cores)
 
 
 def compact(cpus: Sequence[Cpu]) -> list[int]:

@@ -1,7 +1,7 @@
-"""One engine a process: it holds the settings, the threads and the counters, and computes each layer's experts.
+"""One engine a process: it holds the settings, the backend and the counters, and computes each layer's experts.
 
-A layer's forward is: take the routing, leave out rows that are no tokens, compute the picked experts on the threads,
-return the sum (under tensor parallelism: this rank's part of it, which vLLM reduces).
+A layer's forward is: take the routing, leave out rows that are no tokens, compute the picked experts on the backend's
+threads, return the sum (under tensor parallelism: this rank's part of it, which vLLM reduces).
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import dataclasses
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tandem import compat
+from tandem.backend import choose
 from tandem.config import ResolvedConfig
-from tandem.cpu_pool import CpuPlan, CpuPool, plan_cpus, remembered_affinity
+from tandem.cpu_pool import CpuPlan, plan_cpus, remembered_affinity
 from tandem.errors import UnsupportedError
-from tandem.kernels.moe.cpu import Layer, moe_cpu
 from tandem.kernels.moe.op import register_layer
 from tandem.kernels.moe.ref import Swiglu
+from tandem.package.manifest import SectionName
 from tandem.package.reader import open_package
 from tandem.placement import effective_fp4_top
 from tandem.profile import Profile
@@ -41,7 +42,7 @@ class Geometry(NamedTuple):
 
 
 class Engine:
-    """Settings, threads and counters of one rank for one package."""
+    """Settings, backend and counters of one rank for one package."""
 
     def __init__(
         self, package: Path, resolved: ResolvedConfig, profile: Profile | None, tp_rank: int, tp_size: int
@@ -52,12 +53,12 @@ class Engine:
         self.tp_rank, self.tp_size = tp_rank, tp_size
         self.fp4_top = effective_fp4_top(self.manifest, self.config.fp4_top)
         plan = plan_cpus(usable_cpus(affinity=remembered_affinity()), self.config, tp_rank, tp_size)
-        self.pool = CpuPool(plan)
+        self.backend, self.note = choose(self.manifest.codecs, self.config, plan)
         self.page = StatsPage(
             self._identity(resolved, profile, plan), [(e.layer, e.num_experts) for e in self.manifest.layers]
         )
-        self.page.add("pin_failures", len(self.pool.pin_failures))
-        self.announced = False
+        self.page.add("pin_failures", len(self.backend.pin_failures))
+        self.announced = self.kernels_checked = False
         self._first_layer: int | None = None
 
     def describe(self, resolved: ResolvedConfig, profile: Profile | None) -> str:
@@ -68,7 +69,7 @@ class Engine:
         )
         return (
             f"Tandem: {origin}; rank {self.tp_rank}/{self.tp_size}: fp4_top {self.fp4_top}, "
-            f"{self.pool.threads} threads for experts; {settings}"
+            f"{self.backend.threads} threads for experts, kernel {self.backend.kernel}; {settings}"
         )
 
     def _identity(self, resolved: ResolvedConfig, profile: Profile | None, plan: CpuPlan) -> Identity:
@@ -81,10 +82,11 @@ class Engine:
             settings=dataclasses.asdict(self.config),
             origins=dict(resolved.origins),
             fp4_top=self.fp4_top,
-            threads=self.pool.threads,
+            threads=self.backend.threads,
+            kernel=self.backend.kernel,
             cpus=[sorted(cpus) for cpus in plan.cpus],
             shared_cores=plan.shared,
-            pinning_errors=list(self.pool.pin_failures),
+            pinning_errors=list(self.backend.pin_failures),
         )
 
     def add_layer(self, index: int, geometry: Geometry, swiglu: Swiglu, *, weight_on_input: bool) -> MoeRuntime:
@@ -99,15 +101,22 @@ class Engine:
         experts = HostExperts(self.package, index, self.fp4_top, self.tp_rank, self.tp_size)
         return MoeRuntime(self, index, experts, swiglu, weight_on_input=weight_on_input)
 
-    def count(self, layer: int, rows: int, counts: np.ndarray, layout: Layer, elapsed_ns: int) -> None:
-        """Record one forward of one layer. counts: [E] rows per expert."""
+    def count(
+        self,
+        layer: int,
+        rows: int,
+        counts: npt.NDArray[np.int64],
+        members: Mapping[SectionName, npt.NDArray[np.int64]],
+        elapsed_ns: int,
+    ) -> None:
+        """Record one forward of one layer. counts: [E] rows per expert; members: the experts of each section."""
         if self._first_layer is None:
             self._first_layer = layer
         if layer == self._first_layer:
             self.page.add("steps", 1)
             self.page.add("tokens", rows)
-        for section, members in layout.members.items():
-            self.page.add(f"experts_{section}", int(counts[members].sum()))
+        for section, experts in members.items():
+            self.page.add(f"experts_{section}", int(counts[experts].sum()))
         self.page.add("expert_ns", elapsed_ns)
         self.page.route(layer, counts)
 
@@ -121,18 +130,12 @@ class MoeRuntime:
         self.engine = engine
         self.index = index
         self.experts = experts
+        self.swiglu, self.weight_on_input = swiglu, weight_on_input
+        self.compute = engine.backend.layer(experts, swiglu, weight_on_input=weight_on_input)
         sections = experts.placement.sections
-        self.layout = Layer(
-            hidden=experts.entry.hidden,
-            inner=experts.inner,
-            section_of=sections,
-            members={
-                name: np.flatnonzero([section == name for section in sections]) for name in experts.placement.used
-            },
-            decode={name: partial(experts.decode, name) for name in experts.placement.used},
-            swiglu=swiglu,
-            weight_on_input=weight_on_input,
-        )
+        self.members = {
+            name: np.flatnonzero([section == name for section in sections]) for name in experts.placement.used
+        }
         self.step: Callable[[], tuple[bool, torch.Tensor | None]] = compat.step
         self.handle = register_layer(self)
 
@@ -141,15 +144,16 @@ class MoeRuntime:
     ) -> torch.Tensor:
         """x: [T, H], topk_weights: [T, K], topk_ids: [T, K], padding: [>= T] bool; all on the CPU -> [T, H] as x."""
         started = time.perf_counter_ns()
-        ids = topk_ids.numpy().astype(np.int64, copy=False)
+        ids = topk_ids.to(torch.int32)
         rows = ids.shape[0]
         if padding is not None:
-            mask = padding[:rows].numpy()
+            mask = padding[:rows]
             rows -= int(mask.sum())
-            ids = np.where(mask[:, None], -1, ids)
-        pool = self.engine.pool
-        y, counts = moe_cpu(x, topk_weights.float(), ids, self.layout, pool.threads, pool.run)
-        self.engine.count(self.index, rows, counts, self.layout, time.perf_counter_ns() - started)
+            ids = ids.masked_fill(mask[:, None], -1)
+        y = self.compute(x, topk_weights.float(), ids)
+        picked = ids.numpy().reshape(-1)
+        counts = np.bincount(picked[picked >= 0], minlength=self.experts.entry.num_experts)
+        self.engine.count(self.index, rows, counts, self.members, time.perf_counter_ns() - started)
         return y
 
 

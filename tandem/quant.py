@@ -17,6 +17,7 @@ from tandem import compat
 from tandem.errors import PackageError, UnsupportedError
 from tandem.kernels.moe.ref import Swiglu
 from tandem.moe import Geometry, MoeRuntime, engine_for
+from tandem.package.manifest import require_format
 from tandem.profile import engine_config
 from tandem.selfcheck import check_layer
 
@@ -115,10 +116,11 @@ class TandemDeepseekConfig(TandemVQConfig):
 
 
 def _base_of(config: dict[str, Any]) -> str | None:
-    """The source checkpoint's own method. Raises PackageError without a `tandem` entry."""
+    """The source checkpoint's own method. Raises PackageError without a `tandem` entry, or with another format's."""
     tandem = config.get("tandem")
-    if not isinstance(tandem, dict) or "base" not in tandem:
+    if not isinstance(tandem, dict) or "base" not in tandem or not isinstance(tandem.get("format"), int):
         raise PackageError('config.json: quantization_config has no "tandem" entry; pack the checkpoint again')
+    require_format(tandem["format"], "config.json")
     base = tandem["base"]
     if base is not None and not isinstance(base, str):
         raise PackageError(f"config.json: quantization_config.tandem.base is {base!r}, not a name; pack again")
@@ -164,7 +166,10 @@ class TandemMoEMethod(compat.FusedMoEMethodBase):  # type: ignore[misc]
         engine = engine_for(package, resolved, profile, parallel.tp_rank, parallel.tp_size)
         if not engine.announced:
             engine.announced = True
-            compat.init_logger("vllm.tandem").info("%s", engine.describe(resolved, profile))
+            log = compat.init_logger("vllm.tandem")
+            log.info("%s", engine.describe(resolved, profile))
+            if engine.note is not None:
+                log.warning("Tandem: %s", engine.note)
         self.dtype = params_dtype
         self.runtime: MoeRuntime = engine.add_layer(
             layer_index(layer.layer_name, compat.target_layers(vllm_config)),

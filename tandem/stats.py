@@ -48,6 +48,7 @@ class Identity(NamedTuple):
     origins: dict[str, str]
     fp4_top: int  # after the package's default and limits
     threads: int
+    kernel: str  # what computes experts: a C++ kernel, or torch
     cpus: list[list[int]]
     shared_cores: bool
     pinning_errors: list[str]

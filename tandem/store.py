@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 
 from tandem.codec.base import ExpertWeights
+from tandem.codec.tiles import TILE_ROWS, WINDOW_INPUTS, Kind, TileRecord, tile_record
 from tandem.errors import UnsupportedError
 from tandem.package.manifest import SectionName
 from tandem.package.reader import Package
@@ -14,10 +16,11 @@ from tandem.placement import Placement, place
 
 
 class HostExperts:
-    """The experts of one layer, sliced for one tensor-parallel rank as they are decoded.
+    """The experts of one layer as one tensor-parallel rank sees them.
 
-    Records stay codes: `decode` reads those it is asked for, each time. `placement` says which section each is in.
-    Raises PackageError for a damaged file, UnsupportedError when a rank's slice does not fit the codec.
+    Records stay codes. `placement` says which section each expert is in, `tiles` where a section's codes lie in its
+    records, whole (sections of tiles only). Raises PackageError for a damaged file, UnsupportedError when a rank's part
+    of the intermediate dimension does not fit the codec.
     """
 
     def __init__(self, package: Package, layer: int, fp4_top: int, tp_rank: int, tp_size: int) -> None:
@@ -32,11 +35,29 @@ class HostExperts:
             )
         self._records = {name: file.records(name) for name in self.placement.used}
         self._codecs = package.codecs
+        self.tiles: Mapping[SectionName, TileRecord] = {
+            name: tile_record(cast(Kind, kind), entry.hidden, entry.intermediate)
+            for name in self.placement.used
+            if (kind := package.codecs[name].spec.name) in WINDOW_INPUTS
+        }
+        if self.tiles and tp_size > 1 and self.inner % TILE_ROWS:
+            raise UnsupportedError(
+                f"layer {entry.layer}: --tensor-parallel-size {tp_size} leaves each rank {self.inner} of "
+                f"{entry.intermediate} intermediate rows, and codes come in tiles of {TILE_ROWS}; "
+                f"take a size that divides {entry.intermediate} / {TILE_ROWS}"
+            )
 
     @property
     def inner(self) -> int:
         """Intermediate size of this rank."""
         return self.entry.intermediate // self.tp_size
+
+    def codec_name(self, section: SectionName) -> str:
+        return self._codecs[section].spec.name
+
+    def record(self, expert: int) -> torch.Tensor:
+        """[stride] uint8, a view of the mapped file, in the section that `placement` names."""
+        return self._records[self.placement.sections[expert]][self.placement.records[expert]]
 
     def decode(self, section: SectionName, experts: Sequence[int]) -> ExpertWeights:
         """The rank's f32 weights of `experts`, which all lie in `section`: w13 [N, 2 * inner, H], w2 [N, H, inner]."""

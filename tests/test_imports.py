@@ -24,9 +24,9 @@ MAY_IMPORT = {
 VLLM_IMPORTER = "tandem.compat"
 # The engine: these may import torch when they are imported. Everything else may not, not even through another module.
 ENGINE = (
-    "tandem.bench", "tandem.codec", "tandem.cpu_pool", "tandem.kernels", "tandem.moe", "tandem.package.",
-    "tandem.placement", "tandem.plugin", "tandem.quant", "tandem.routes", "tandem.selfcheck", "tandem.stats",
-    "tandem.store", "tandem.trace",
+    "tandem.backend", "tandem.bench", "tandem.codec", "tandem.cpu_pool", "tandem.kernels", "tandem.moe",
+    "tandem.package.", "tandem.placement", "tandem.plugin", "tandem.quant", "tandem.routes", "tandem.selfcheck",
+    "tandem.stats", "tandem.store", "tandem.trace",
 )  # fmt: skip
 LIGHT_ANYWAY = ("tandem.package.manifest",)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +86,28 @@ def greedy(llm: Any, tokens: int = 32, prompts: tuple[str, ...] = PROMPTS) -> li
 
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     return [list(answer.outputs[0].token_ids) for answer in llm.generate(list(prompts), params, use_tqdm=False)]
+
+
+def log_probabilities(llm: Any) -> dict[tuple[int, int], float]:
+    """(prompt, position) -> the log probability of each prompt token given those before it: no choice is made, so two
+    engines are compared on the same inputs."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    found = {}
+    for index, answer in enumerate(llm.generate(list(PROMPTS), params, use_tqdm=False)):
+        for position, token in enumerate(answer.prompt_token_ids):
+            entry = answer.prompt_logprobs[position]
+            if entry is not None:  # nothing comes before the first token
+                found[index, position] = entry[token].logprob
+    return found
+
+
+def typical_difference(ours: dict[tuple[int, int], float], theirs: dict[tuple[int, int], float]) -> float:
+    """The median of the differences between two engines' log probabilities. Not the mean: where two experts are almost
+    equally probable, a last bit decides which is picked, and that token's difference is large."""
+    assert ours.keys() == theirs.keys()
+    return statistics.median(abs(ours[key] - theirs[key]) for key in ours)
 
 
 def greedy_tokens(boot: Boot, tokens: int = 32) -> list[list[int]]:

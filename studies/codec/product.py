@@ -1,4 +1,4 @@
-"""Product vector quantisation: 4 weights, one of 128 vectors and their negatives (`tandem.codec.vq` by default)."""
+"""Product vector quantisation: 4 weights, one of 128 vectors and their negatives."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from studies.codec.base import VectorCode
-from tandem.codec.codebook import VECTORS
-from tandem.codec.nearest import PairCodebook
-from tandem.codec.vq import UNIT
+from studies.codec.product_vq.codebook import UNITS_PER_SIGMA, VECTORS
+from studies.codec.product_vq.nearest import PairCodebook
 
 RETRAIN_VECTORS = 60_000  # at most, of a layer or an expert
 RETRAIN_ROUNDS = 8
@@ -21,9 +20,9 @@ class ProductCode(VectorCode):
     symbol_bits = 2.0
 
     def __init__(self, vectors: torch.Tensor | None = None) -> None:
-        """vectors: [128, 4] fp32 in units of sigma; None: the codebook that `vq` ships."""
+        """vectors: [128, 4] fp32 in units of sigma; None: the one of `product_vq`, made for a Gaussian."""
         if vectors is None:
-            vectors = torch.tensor(VECTORS, dtype=torch.float32) / UNIT
+            vectors = torch.tensor(VECTORS, dtype=torch.float32) / UNITS_PER_SIGMA
         self.book = PairCodebook(vectors)
 
     def encode(self, units: torch.Tensor) -> torch.Tensor:

@@ -12,11 +12,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from tandem.bench.check import check_kernel, random_record
+from tandem.bench.check import check_kernel
 from tandem.codec.tiles import TILE_BYTES, TILE_ROWS, WINDOW_INPUTS, Kind, TileMatrix, tile_record
 from tandem.cpu_pool import spread
 from tandem.errors import CheckError, UsageError
 from tandem.kernels.moe import native
+from tandem.kernels.moe.check import random_record
 from tandem.kernels.moe.ref import Swiglu
 from tandem.topology import Cpu
 

@@ -1,4 +1,4 @@
-"""What a codec of expert weights is. Three exist: `vq` (2-bit vector codes), `fp4` (e2m1 + e8m0), `raw` (tests)."""
+"""What a codec of expert weights is. Three exist: `sac` (2-bit codes), `fp4` (e2m1 + e8m0), `raw` (tests)."""
 
 from __future__ import annotations
 

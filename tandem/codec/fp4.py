@@ -1,4 +1,4 @@
-"""`fp4`, version 1: e2m1 codes, two a byte (low nibble first), one e8m0 scale per 32 inputs: the numbers of MXFP4."""
+"""`fp4`, version 1: the numbers of MXFP4 (e2m1 codes, one e8m0 scale per 32 inputs), in tiles for the kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tandem.codec import planes
 from tandem.codec.base import ExpertWeights, RecordLayout
 from tandem.codec.parallel import map_threads
-from tandem.codec.planes import PANEL_WEIGHTS, Plane
+from tandem.codec.tiles import TILE_ROWS, TileMatrix, TileRecord, read_pairs, tile_record, write_pairs
 from tandem.errors import PackageError
 from tandem.package.manifest import CodecSpec
 
@@ -96,24 +96,31 @@ class Fp4Codec:
     def spec(self) -> CodecSpec:
         return CodecSpec(name="fp4", version=1, params={"group": GROUP})
 
-    def bits_per_weight(self, hidden: int, intermediate: int) -> float:  # noqa: ARG002
-        return 4 + 8 / GROUP
+    def bits_per_weight(self, hidden: int, intermediate: int) -> float:
+        """Padding of rows to 64 included."""
+        return 8 * self.layout(hidden, intermediate).record_bytes / (3 * hidden * intermediate)
 
     def layout(self, hidden: int, intermediate: int) -> RecordLayout:
-        return planes.layout_of(self._planes(hidden, intermediate))
+        return self._tiles(hidden, intermediate).layout()
 
     def encode(self, w1: torch.Tensor, w2: torch.Tensor, w3: torch.Tensor) -> torch.Tensor:
         """w1, w3: [N, I, H], w2: [N, H, I], finite -> records [N, record_bytes] uint8, rounded to nearest."""
         return self.encode_packed(*(_round_all(weight) for weight in (w1, w2, w3)))
 
     def encode_packed(self, w1: Packed, w2: Packed, w3: Packed) -> torch.Tensor:
-        """FP4 matrices with a leading N -> records [N, record_bytes] uint8, bit for bit the same codes and scales."""
-        _, intermediate, half_hidden = w1.codes.shape
-        values = {}
-        for name, packed in (("w1", w1), ("w2", w2), ("w3", w3)):
-            values[f"{name}.codes"] = packed.codes
-            values[f"{name}.scales"] = packed.scales
-        return planes.pack(self._planes(2 * half_hidden, intermediate), values)
+        """FP4 matrices with a leading N -> records [N, record_bytes] uint8, bit for bit the same codes and scales.
+
+        Raises PackageError for a scale of 255, which is NaN.
+        """
+        count, intermediate, half_hidden = w1.codes.shape
+        tiles = self._tiles(2 * half_hidden, intermediate)
+        records = torch.zeros(count, tiles.layout().record_bytes, dtype=torch.uint8)
+        for part, packed in ((tiles.w1, w1), (tiles.w3, w3), (tiles.w2, w2)):
+            if bool((packed.scales == E8M0_NAN).any()):
+                raise PackageError("an FP4 scale is NaN; download the checkpoint again, or report it to its maker")
+            for record, codes, scales in zip(records, packed.codes, packed.scales, strict=True):
+                _write(record, part, codes, scales)
+        return records
 
     def decode(
         self,
@@ -126,37 +133,48 @@ class Fp4Codec:
         tp_size: int = 1,
     ) -> ExpertWeights:
         """records: [N, >= record_bytes] uint8 -> w13 [N, 2I/tp, H], w2 [N, H, I/tp] in `dtype`."""
-        w1, w2, w3 = self.decode_packed(records, hidden, intermediate, tp_rank=tp_rank, tp_size=tp_size)
-        w13 = torch.cat([unpack(w1), unpack(w3)], dim=1).to(dtype)
-        cut = planes.slice_for(intermediate, tp_rank, tp_size)
-        return ExpertWeights(w13, cut.crop(unpack(w2)).to(dtype).contiguous())
+        tiles = self._tiles(hidden, intermediate)
+        planes.check_records(records, tiles.layout())
+        planes.slice_for(intermediate, tp_rank, tp_size)  # refuses what does not divide
+        inner = intermediate // tp_size
+        first = tp_rank * inner
+        if inner % TILE_ROWS == 0:  # only this rank's tiles are read
+            tiles, first = tiles.sliced(tp_rank, tp_size), 0
+        cut = slice(first, first + inner)
+        w13, w2 = [], []
+        for record in records:
+            gate, up, down = (_unpack_part(record, part) for part in (tiles.w1, tiles.w3, tiles.w2))
+            w13.append(torch.cat([gate[cut, :hidden], up[cut, :hidden]]).to(dtype))
+            w2.append(down[:hidden, cut].to(dtype))
+        return ExpertWeights(torch.stack(w13), torch.stack(w2))
 
-    def decode_packed(
-        self, records: torch.Tensor, hidden: int, intermediate: int, *, tp_rank: int = 0, tp_size: int = 1
-    ) -> tuple[Packed, Packed, Packed]:
-        """The stored w1, w2, w3: rows of this rank for w1 and w3, whole column panels that cover the rank for w2."""
-        table = self._planes(hidden, intermediate)
-        layout = planes.layout_of(table)
-        planes.check_records(records, layout)
-        cut = planes.slice_for(intermediate, tp_rank, tp_size)
-        read: list[torch.Tensor] = []
-        for plane, part in zip(table, layout.parts, strict=True):
-            if plane.panel_bytes is None:
-                read.append(planes.read_rows(records, plane, part, cut.start, cut.stop))
-            else:
-                read.append(planes.read_panels(records, plane, part, cut.first_panel, cut.last_panel))
-        return Packed(read[0], read[1]), Packed(read[4], read[5]), Packed(read[2], read[3])
+    def decode_packed(self, records: torch.Tensor, hidden: int, intermediate: int) -> tuple[Packed, Packed, Packed]:
+        """The stored codes and scales of w1, w2 and w3, as `encode_packed` took them."""
+        tiles = self._tiles(hidden, intermediate)
+        planes.check_records(records, tiles.layout())
+        found = []
+        for part, rows in ((tiles.w1, intermediate), (tiles.w2, hidden), (tiles.w3, intermediate)):
+            read = [read_pairs(record, part) for record in records]
+            codes = torch.stack([pairs[:rows].flatten(1) for pairs, _ in read])
+            found.append(Packed(codes, torch.stack([scales[:rows] for _, scales in read])))
+        return found[0], found[1], found[2]
 
-    def _planes(self, hidden: int, intermediate: int) -> tuple[Plane, ...]:
+    def _tiles(self, hidden: int, intermediate: int) -> TileRecord:
         planes.check_multiple("fp4", GROUP, hidden, intermediate)
-        return (
-            Plane("w1.codes", intermediate, hidden // 2, None),
-            Plane("w1.scales", intermediate, hidden // GROUP, None),
-            Plane("w3.codes", intermediate, hidden // 2, None),
-            Plane("w3.scales", intermediate, hidden // GROUP, None),
-            Plane("w2.codes", hidden, intermediate // 2, PANEL_WEIGHTS // 2),
-            Plane("w2.scales", hidden, intermediate // GROUP, PANEL_WEIGHTS // GROUP),
-        )
+        return tile_record("fp4", hidden, intermediate)
+
+
+def _write(record: torch.Tensor, part: TileMatrix, codes: torch.Tensor, scales: torch.Tensor) -> None:
+    """codes: [rows, columns / 2], scales: [rows, columns / 32] -> tiles in record [bytes], rows padded with zeros."""
+    padding = (0, 0, 0, part.tiles * TILE_ROWS - codes.shape[0])
+    pairs = torch.nn.functional.pad(codes, padding).view(-1, part.windows, GROUP // 2)
+    write_pairs(record, part, pairs, torch.nn.functional.pad(scales, padding))
+
+
+def _unpack_part(record: torch.Tensor, part: TileMatrix) -> torch.Tensor:
+    """-> [tiles * 64, windows * 32] fp32."""
+    pairs, scales = read_pairs(record, part)
+    return unpack(Packed(pairs.flatten(1), scales))
 
 
 def _round_all(weights: torch.Tensor) -> Packed:

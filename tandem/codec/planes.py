@@ -1,8 +1,8 @@
-"""The byte layout that all codecs share: a record is a run of planes, each one matrix's codes or scales.
+"""The byte layout of codec `raw`, and the checks of shapes and records that all codecs share.
 
-A plane is a [rows, row_bytes] byte matrix. w1 and w3 lie row by row, so a tensor-parallel slice of the intermediate
-dimension is a run of rows. w2 lies in column panels of 64 weights, panel after panel, rows inside a panel, so such a
-slice is a run of panels. Planes and panels start on a cache line.
+A record of `raw` is a run of planes, [rows, row_bytes] byte matrices. w1 and w3 lie row by row, so a tensor-parallel
+slice of the intermediate dimension is a run of rows. w2 lies in column panels of 64 weights, panel after panel, rows
+inside a panel, so such a slice is a run of panels. Planes and panels start on a cache line.
 """
 
 from __future__ import annotations

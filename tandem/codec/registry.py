@@ -1,4 +1,4 @@
-"""Codecs by name and version: what a manifest names, and what `tandem pack --codec` can choose."""
+"""Codecs by name and version, as a manifest names them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from tandem.codec.base import ExpertCodec
 from tandem.codec.fp4 import Fp4Codec
 from tandem.codec.raw import DTYPES, RawCodec
 from tandem.codec.sac_codec import SacCodec
-from tandem.codec.vq import VqCodec
 from tandem.errors import PackageError
 from tandem.package.manifest import CodecSpec, SectionName
 
@@ -22,12 +21,11 @@ def _raw(spec: CodecSpec) -> ExpertCodec:
 
 
 _BUILDERS: dict[tuple[str, int], Callable[[CodecSpec], ExpertCodec]] = {
-    ("vq", 1): lambda _: VqCodec(),
+    ("sac", 1): lambda _: SacCodec(),
     ("fp4", 1): lambda _: Fp4Codec(),
     ("raw", 1): _raw,
-    ("sac", 1): lambda _: SacCodec(),
 }
-_SECTIONS: dict[str, SectionName] = {"vq": "vq", "fp4": "fp4", "raw": "raw", "sac": "vq"}  # vq: 2-bit codes of any kind
+_SECTIONS: dict[str, SectionName] = {"sac": "vq", "fp4": "fp4", "raw": "raw"}  # vq: 2-bit codes of any kind
 
 
 def codec_for(section: SectionName, spec: CodecSpec) -> ExpertCodec:

@@ -1,4 +1,4 @@
-"""The 8-bit logarithmic scales that the 2-bit codecs share."""
+"""The 8-bit logarithmic scales of the 2-bit code."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ BASE_ALIGN_BYTES = 64
 
 Kind = Literal["sac", "fp4"]
 WINDOW_INPUTS: Mapping[Kind, int] = {"sac": 64, "fp4": 32}
+ALL = slice(None)
 
 
 class TileMatrix(NamedTuple):
@@ -99,7 +100,11 @@ def tile_record(kind: Kind, hidden: int, intermediate: int) -> TileRecord:
 
 def write_tiles(record: torch.Tensor, matrix: TileMatrix, nibbles: torch.Tensor, scales: torch.Tensor) -> None:
     """nibbles: [tiles * 64, windows, 32] uint8, scales: [tiles * 64, windows] uint8 -> into record [bytes] uint8."""
-    pairs = nibbles[..., 0::2] | nibbles[..., 1::2] << 4  # [rows, windows, 16]
+    write_pairs(record, matrix, nibbles[..., 0::2] | nibbles[..., 1::2] << 4, scales)
+
+
+def write_pairs(record: torch.Tensor, matrix: TileMatrix, pairs: torch.Tensor, scales: torch.Tensor) -> None:
+    """As `write_tiles`, of nibbles in bytes already, the first one low: pairs [tiles * 64, windows, 16] uint8."""
     codes = pairs.view(matrix.tiles, TILE_ROWS, matrix.windows, -1).permute(0, 2, 3, 1)  # [tiles, windows, 16, 64]
     tail = scales.view(matrix.tiles, TILE_ROWS, matrix.windows).permute(0, 2, 1)
     tiles = torch.cat([codes.flatten(2), tail], dim=2)
@@ -108,13 +113,25 @@ def write_tiles(record: torch.Tensor, matrix: TileMatrix, nibbles: torch.Tensor,
     record[matrix.offset : matrix.offset + matrix.bytes] = tiles.reshape(-1)
 
 
-def read_tiles(record: torch.Tensor, matrix: TileMatrix) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of `write_tiles`: nibbles [tiles * 64, windows, 32] and scales [tiles * 64, windows], uint8."""
+def read_tiles(
+    record: torch.Tensor, matrix: TileMatrix, tiles: slice = ALL, windows: slice = ALL
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of `write_tiles` for some tiles and windows, none else of which is touched.
+
+    -> nibbles [tiles * 64, windows, 32] and scales [tiles * 64, windows], uint8.
+    """
+    pairs, scales = read_pairs(record, matrix, tiles, windows)
+    return torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2), scales
+
+
+def read_pairs(
+    record: torch.Tensor, matrix: TileMatrix, tiles: slice = ALL, windows: slice = ALL
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of `write_pairs`: pairs [tiles * 64, windows, 16] and scales [tiles * 64, windows], uint8."""
     order = (matrix.windows, matrix.tiles) if matrix.by_window else (matrix.tiles, matrix.windows)
-    tiles = record[matrix.offset : matrix.offset + matrix.bytes].view(*order, TILE_BYTES)
+    data = record[matrix.offset : matrix.offset + matrix.bytes].view(*order, TILE_BYTES)
     if matrix.by_window:
-        tiles = tiles.transpose(0, 1)
-    pairs = tiles[..., :CODE_BYTES].unflatten(-1, (-1, TILE_ROWS)).permute(0, 3, 1, 2)  # [tiles, 64, windows, 16]
-    nibbles = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)
-    scales = tiles[..., CODE_BYTES:].transpose(1, 2)
-    return nibbles.flatten(0, 1), scales.flatten(0, 1)
+        data = data.transpose(0, 1)
+    data = data[tiles, windows]
+    pairs = data[..., :CODE_BYTES].unflatten(-1, (-1, TILE_ROWS)).permute(0, 3, 1, 2)  # [tiles, 64, windows, 16]
+    return pairs.flatten(0, 1), data[..., CODE_BYTES:].transpose(1, 2).flatten(0, 1)

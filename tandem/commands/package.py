@@ -13,16 +13,13 @@ from tandem.errors import PackageError, UsageError
 
 
 class CodecChoice(str, Enum):
-    """What `--codec` takes. `sac` loses less than `vq` at the same size, and is slower in this build: it is the code
-    that the CPU kernels read. `raw` is lossless and large: for tests."""
+    """What `--codec` takes: `sac`, 2 bits a weight; `raw`, lossless, large and slow: for tests."""
 
-    VQ = "vq"
     SAC = "sac"
     RAW = "raw"
 
 
-CODECS: dict[CodecChoice, Literal["vq", "sac", "raw"]] = {
-    CodecChoice.VQ: "vq",
+CODECS: dict[CodecChoice, Literal["sac", "raw"]] = {
     CodecChoice.SAC: "sac",
     CodecChoice.RAW: "raw",
 }
@@ -39,7 +36,7 @@ def register(app: typer.Typer) -> None:
 def pack_command(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="The official checkpoint's folder.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The package's folder, new or an interrupted pack's.")],
-    codec: Annotated[CodecChoice | None, typer.Option(help="How all experts are held. Default: vq.")] = None,
+    codec: Annotated[CodecChoice | None, typer.Option(help="How all experts are held. Default: sac.")] = None,
     fp4_top: Annotated[
         str, typer.Option(metavar="N|all", help="Experts a layer held in FP4 too; all: every one, in FP4 only.")
     ] = "0",

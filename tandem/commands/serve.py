@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from tandem import launch, refuse
 from tandem.capabilities import capabilities
-from tandem.config import PINNINGS, TandemConfig, resolve
+from tandem.config import CPU_KERNELS, PINNINGS, TandemConfig, resolve
 from tandem.console import emit_json, say
 from tandem.errors import UsageError
 from tandem.machine import Machine, probe_machine
@@ -58,6 +58,9 @@ def serve(
     ),
     pinning: str | None = typer.Option(None, metavar="|".join(PINNINGS), help=f"(default {DEFAULTS.pinning})"),
     smt: bool | None = typer.Option(None, "--smt/--no-smt", help="may threads share a core?"),
+    cpu_kernel: str | None = typer.Option(
+        None, metavar="|".join(CPU_KERNELS), help=f"what computes experts (default {DEFAULTS.cpu_kernel})"
+    ),
     host: str | None = typer.Option(None, help=f"address to listen at (default {launch.DEFAULT_HOST})"),
     port: int | None = typer.Option(None, help=f"port to listen at (default {launch.DEFAULT_PORT})"),
     ram_gib: float | None = typer.Option(None, min=0.1, help="plan with this much RAM (default: all we may use)"),
@@ -83,6 +86,7 @@ def serve(
             "reserve_cores": reserve_cores,
             "pinning": pinning,
             "smt": smt,
+            "cpu_kernel": cpu_kernel,
         }.items()
         if value is not None
     }

@@ -113,18 +113,22 @@ class Manifest(Wire):
 
 
 def read_manifest(package: Path) -> Manifest:
-    """Read and check `package/tandem.json`. Raises PackageError: missing, not valid, or of a newer format."""
+    """Read and check `package/tandem.json`. Raises PackageError: missing, not valid, or of another format."""
     path = package / MANIFEST_NAME
     if not path.is_file():
         raise PackageError(
             f"{package} is not a Tandem package: no {MANIFEST_NAME}; make one with `tandem pack SRC OUT`"
         )
-    declared = _declared_format(path)
+    require_format(_declared_format(path), str(path))
+    return Manifest.read(path, PackageError)
+
+
+def require_format(declared: int, where: str) -> None:
+    """Raises PackageError for a package of another format than this build's."""
     if declared != PACKAGE_FORMAT:
         what = "newer than" if declared > PACKAGE_FORMAT else "older than"
-        fix = "update Tandem" if declared > PACKAGE_FORMAT else "pack the checkpoint again"
-        raise PackageError(f"{path}: package format {declared} is {what} this build's {PACKAGE_FORMAT}; {fix}")
-    return Manifest.read(path, PackageError)
+        fix = "update Tandem" if declared > PACKAGE_FORMAT else "pack the checkpoint again with `tandem pack`"
+        raise PackageError(f"{where}: package format {declared} is {what} this build's {PACKAGE_FORMAT}; {fix}")
 
 
 def _declared_format(path: Path) -> int:

@@ -14,7 +14,6 @@ from tandem.codec.base import ExpertCodec
 from tandem.codec.fp4 import Fp4Codec
 from tandem.codec.raw import RawCodec
 from tandem.codec.sac_codec import SacCodec
-from tandem.codec.vq import VqCodec
 from tandem.errors import PackageError, PlanError, UsageError
 from tandem.package.journal import Journal, claim, locked
 from tandem.package.layers import plan_layer, write_layer
@@ -58,7 +57,7 @@ SPARE_BYTES = 64 << 20  # room for the manifest, the journal and the file system
 class PackOptions:
     """What `tandem pack` can be asked for."""
 
-    codec: Literal["vq", "sac", "raw"] | None = None  # None: vq, or no codec but FP4 when fp4_top is "all"
+    codec: Literal["sac", "raw"] | None = None  # None: sac, or no codec but FP4 when fp4_top is "all"
     fp4_top: int | Literal["all"] = 0  # experts a layer that are also held in FP4; "all": every one, and nothing else
     default_fp4_top: int | None = None  # how many of them a server uses unless told otherwise; None: all of fp4_top
     routing: Routing | None = None  # orders experts for FP4; None: by index
@@ -129,7 +128,7 @@ def _plan(checkpoint: Checkpoint, options: PackOptions, name: str, revision: str
     if options.codec == "raw":
         codecs["raw"] = RawCodec(checkpoint.raw_dtype)
     elif not every:
-        codecs["vq"] = SacCodec() if options.codec == "sac" else VqCodec()
+        codecs["vq"] = SacCodec()
     if top:
         codecs["fp4"] = Fp4Codec()
     routing = options.routing

@@ -20,6 +20,7 @@ from tandem.plan import (
     v41_items,
     vram_plan,
 )
+from tandem.versions import PACKAGE_FORMAT
 
 CONFIG: dict[str, Any] = {
     "model_type": "deepseek_v41",
@@ -91,7 +92,8 @@ def manifest() -> Manifest:
     source = Source(name="x", revision=None, config_sha256="0", architecture="X", expert_format="bf16")
     spec = CodecSpec(name="x", version=0, params={})
     return Manifest(
-        format=0, tandem="0", codecs={"vq": spec, "fp4": spec}, fp4=Fp4(max_top=2, derived=True, order="routing"),
+        format=PACKAGE_FORMAT, tandem="0", codecs={"vq": spec, "fp4": spec},
+        fp4=Fp4(max_top=2, derived=True, order="routing"),
         default_fp4_top=1, source=source, routing_origin=None, layers=(layer,), files={},
     )  # fmt: skip
 

@@ -84,7 +84,7 @@ def test_source_codes_and_scales_come_back_bit_for_bit(hidden, intermediate):
     def matrix(rows: int, columns: int) -> Packed:
         return Packed(
             torch.randint(0, 256, (2, rows, columns // 2), generator=generator, dtype=torch.uint8),
-            torch.randint(0, 256, (2, rows, columns // 32), generator=generator, dtype=torch.uint8),
+            torch.randint(0, 255, (2, rows, columns // 32), generator=generator, dtype=torch.uint8),
         )
 
     source = (matrix(intermediate, hidden), matrix(hidden, intermediate), matrix(intermediate, hidden))
@@ -93,3 +93,31 @@ def test_source_codes_and_scales_come_back_bit_for_bit(hidden, intermediate):
     for got, want in zip(stored, source, strict=True):
         assert torch.equal(got.codes, want.codes)
         assert torch.equal(got.scales, want.scales)
+
+
+def test_a_source_scale_that_is_nan_is_refused():
+    packed = Packed(torch.zeros(1, 64, 32, dtype=torch.uint8), torch.full((1, 64, 2), 120, dtype=torch.uint8))
+    packed.scales[0, 3, 1] = 255
+    with pytest.raises(PackageError, match="an FP4 scale is NaN"):
+        Fp4Codec().encode_packed(packed, packed, packed)
+
+
+def test_a_record_by_the_definition_of_a_tile():
+    """Row 70 of w1, inputs 32 to 63: window 1 of tile 1. Row 3 of w2, the same inputs: windows of w2 lie together."""
+    generator = torch.Generator().manual_seed(4)
+    hidden, intermediate = 96, 128
+    codec = Fp4Codec()
+    w1, w3 = (torch.randn(1, intermediate, hidden, generator=generator) for _ in range(2))
+    w2 = torch.randn(1, hidden, intermediate, generator=generator)
+    (record,) = codec.encode(w1, w2, w3)
+    decoded = codec.decode(record[None], hidden, intermediate, dtype=torch.float32)
+    tiles_of_w1 = 2 * 3
+    for tile, row, got in (
+        (1 * 3 + 1, 70 - 64, decoded.w13[0, 70, 32:64]),
+        (2 * tiles_of_w1 + 1 * 2 + 0, 3, decoded.w2[0, 3, 32:64]),
+    ):
+        data = record[1088 * tile : 1088 * (tile + 1)].tolist()
+        scale = 2.0 ** (data[1024 + row] - 127)
+        for j in range(32):
+            byte = data[64 * (j // 2) + row]
+            assert float(got[j]) == E2M1[byte >> 4 if j % 2 else byte & 15] * scale

@@ -10,13 +10,12 @@ from tandem.codec.fp4 import Fp4Codec
 from tandem.codec.raw import RawCodec
 from tandem.codec.registry import codec_for
 from tandem.codec.sac_codec import SacCodec
-from tandem.codec.vq import VqCodec
 from tandem.errors import PackageError, UnsupportedError
 from tandem.package.manifest import PANEL_ALIGN_BYTES, CodecSpec
 
-CODECS: list[ExpertCodec] = [VqCodec(), SacCodec(), Fp4Codec(), RawCodec("bf16"), RawCodec("fp32")]
+CODECS: list[ExpertCodec] = [SacCodec(), Fp4Codec(), RawCodec("bf16"), RawCodec("fp32")]
 SHAPES = [(128, 64), (96, 160), (64, 96)]
-every_codec = pytest.mark.parametrize("codec", CODECS, ids=["vq", "sac", "fp4", "raw-bf16", "raw-fp32"])
+every_codec = pytest.mark.parametrize("codec", CODECS, ids=["sac", "fp4", "raw-bf16", "raw-fp32"])
 every_shape = pytest.mark.parametrize(("hidden", "intermediate"), SHAPES)
 
 
@@ -114,11 +113,11 @@ def test_the_registry_rebuilds_a_codec_from_its_spec(codec):
 @pytest.mark.parametrize(
     ("section", "spec", "words"),
     [
-        ("vq", CodecSpec(name="vq", version=2, params={}), "version 2"),
+        ("vq", CodecSpec(name="sac", version=2, params={}), "version 2"),
         ("vq", CodecSpec(name="trellis", version=1, params={}), "'trellis'"),
         ("raw", CodecSpec(name="raw", version=1, params={"dtype": "fp16"}), "'fp16'"),
-        ("fp4", VqCodec().spec, "names codec 'vq'"),
-        ("vq", CodecSpec(name="vq", version=1, params={"dim": 8}), "parameters"),
+        ("fp4", SacCodec().spec, "names codec 'sac'"),
+        ("vq", CodecSpec(name="sac", version=1, params={"taps": 4}), "parameters"),
     ],
 )
 def test_what_the_registry_refuses(section, spec, words):

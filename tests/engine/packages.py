@@ -8,7 +8,7 @@ import torch
 
 from tandem.codec.fp4 import Fp4Codec
 from tandem.codec.raw import RawCodec
-from tandem.codec.vq import VqCodec
+from tandem.codec.sac_codec import SacCodec
 from tandem.package.manifest import (
     EXPERTS_DIR,
     MANIFEST_NAME,
@@ -22,14 +22,14 @@ from tandem.package.manifest import (
 )
 from tandem.versions import PACKAGE_FORMAT, TANDEM
 
-EXPERTS, TOP_K, HIDDEN, INNER = 6, 2, 96, 64
+EXPERTS, TOP_K, HIDDEN, INNER = 6, 2, 96, 128
 FP4_ORDER = (4, 1, 3)  # experts also held in FP4, most routed first
 
 
 def make_package(path: Path, *, raw: bool = False, layers: int = 1, scale: float = 0.2) -> Path:
-    """vq for all experts and fp4 for FP4_ORDER, or raw fp32 for all."""
+    """2-bit codes for all experts and fp4 for FP4_ORDER, or raw fp32 for all."""
     (path / EXPERTS_DIR).mkdir(parents=True)
-    codecs = {"raw": RawCodec("fp32")} if raw else {"fp4": Fp4Codec(), "vq": VqCodec()}
+    codecs = {"raw": RawCodec("fp32")} if raw else {"fp4": Fp4Codec(), "vq": SacCodec()}
     entries = []
     for layer in range(layers):
         generator = torch.Generator().manual_seed(layer)

@@ -1,4 +1,5 @@
-"""Run a checkpoint on one rank and a package on two; print both token lists and the ranks' identities as JSON.
+"""Run a checkpoint and a package on two ranks; print both token lists, how far the log probabilities of the prompts are
+apart, and the ranks' identities as JSON.
 
 A script, not a test: vLLM starts the ranks as processes that import the main module again.
 """
@@ -15,15 +16,19 @@ def main(source: str, package: str) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
     from tandem.stats import read_ranks
-    from tests.vllm_runner import Boot, greedy, running
+    from tests.vllm_runner import Boot, greedy, log_probabilities, running, typical_difference
 
     two = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     with running(Boot(Path(source), extra=two)) as llm:
-        stock = greedy(llm)
+        stock, expected = greedy(llm), log_probabilities(llm)
     with running(Boot(Path(package), extra=two)) as llm:
-        tandem = greedy(llm)
+        tandem, got = greedy(llm), log_probabilities(llm)
         ranks = [page.identity._asdict() for page in read_ranks(os.getpid())]
-    print(json.dumps({"stock": stock, "tandem": tandem, "ranks": ranks}))
+    print(
+        json.dumps(
+            {"stock": stock, "tandem": tandem, "log_prob_difference": typical_difference(got, expected), "ranks": ranks}
+        )
+    )
 
 
 if __name__ == "__main__":

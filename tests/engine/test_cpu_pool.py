@@ -63,6 +63,14 @@ def test_ranks_take_disjoint_whole_cores(pinning: str, ranks: int) -> None:
     assert sum(len(cores) for cores in used) == len(set().union(*used))
 
 
+def test_idle_threads_spin_only_on_cores_of_their_own() -> None:
+    assert plan_cpus(BOX, TandemConfig()).own_cores
+    assert not plan_cpus(BOX, TandemConfig(cpu_threads=7)).own_cores
+    assert plan_cpus(BOX, TandemConfig(cpu_threads=7, reserve_cores=1)).own_cores
+    assert not plan_cpus(BOX[:2], TandemConfig()).own_cores
+    assert plan_cpus(BOX, TandemConfig(), 1, 2).own_cores
+
+
 def test_more_ranks_than_cores_share_and_say_so() -> None:
     plans = [plan_cpus(BOX[:2], TandemConfig(), rank, 3) for rank in range(3)]
     assert all(plan.shared for plan in plans)
@@ -71,7 +79,7 @@ def test_more_ranks_than_cores_share_and_say_so() -> None:
 def test_jobs_run_on_their_cpus() -> None:
     allowed = sorted(remembered_affinity())
     wanted = [frozenset({allowed[0]}), frozenset({allowed[-1]})]
-    pool = CpuPool(CpuPlan(tuple(wanted), False))
+    pool = CpuPool(CpuPlan(tuple(wanted), False, False))
     seen: dict[int, set[int]] = {}
 
     def job(index: int) -> None:
@@ -85,7 +93,7 @@ def test_jobs_run_on_their_cpus() -> None:
 
 def test_operators_inside_the_pool_use_one_thread_each_and_others_keep_theirs() -> None:
     before = torch.get_num_threads()
-    pool = CpuPool(CpuPlan((remembered_affinity(),) * 2, False))
+    pool = CpuPool(CpuPlan((remembered_affinity(),) * 2, False, False))
     seen: list[int] = []
     pool.run([lambda: seen.append(torch.get_num_threads())] * 2)
     pool.close()
@@ -94,7 +102,7 @@ def test_operators_inside_the_pool_use_one_thread_each_and_others_keep_theirs() 
 
 
 def test_a_failed_pin_is_reported() -> None:
-    pool = CpuPool(CpuPlan((frozenset({100_000}), remembered_affinity()), False))
+    pool = CpuPool(CpuPlan((frozenset({100_000}), remembered_affinity()), False, False))
     assert len(pool.pin_failures) == 1
     assert "100000" in pool.pin_failures[0]
     done = []
@@ -104,7 +112,7 @@ def test_a_failed_pin_is_reported() -> None:
 
 
 def test_an_error_arrives_after_all_jobs_ended() -> None:
-    pool = CpuPool(CpuPlan((remembered_affinity(),) * 2, False))
+    pool = CpuPool(CpuPlan((remembered_affinity(),) * 2, False, False))
     ended = threading.Event()
 
     def fail() -> None:
@@ -119,7 +127,7 @@ def test_an_error_arrives_after_all_jobs_ended() -> None:
 
 def test_threads_end_with_the_pool() -> None:
     others = set(threading.enumerate())  # an engine in this process has a pool of its own
-    pool = CpuPool(CpuPlan((remembered_affinity(),) * 2, False))
+    pool = CpuPool(CpuPlan((remembered_affinity(),) * 2, False, False))
     mine = set(threading.enumerate()) - others
     assert mine
     del pool

@@ -12,6 +12,7 @@ import pytest
 from tandem import compat
 from tandem.errors import PackageError, UnsupportedError
 from tandem.kernels.moe.ref import Swiglu
+from tandem.versions import PACKAGE_FORMAT
 
 pytest.importorskip("vllm")
 
@@ -167,10 +168,12 @@ def test_activations_that_are_refused(layer: SimpleNamespace, message: str) -> N
 def test_config_over_a_plain_checkpoint_and_over_fp8() -> None:
     from tandem import quant
 
-    plain = quant.TandemVQConfig.from_config({"quant_method": "tandem_vq", "tandem": {"base": None}})
+    plain = quant.TandemVQConfig.from_config(
+        {"quant_method": "tandem_vq", "tandem": {"format": PACKAGE_FORMAT, "base": None}}
+    )
     assert type(plain) is quant.TandemVQConfig
     fp8 = {"quant_method": "tandem_vq", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-    over = quant.TandemVQConfig.from_config({**fp8, "tandem": {"base": "fp8"}})
+    over = quant.TandemVQConfig.from_config({**fp8, "tandem": {"format": PACKAGE_FORMAT, "base": "fp8"}})
     assert isinstance(over, compat.get_quantization_config("fp8"))
     assert over.get_name() == "tandem_vq"
     assert over.weight_block_size == [128, 128]
@@ -182,7 +185,11 @@ def test_config_over_a_plain_checkpoint_and_over_fp8() -> None:
 def test_deepseek_is_told_by_its_architecture() -> None:
     from tandem import quant
 
-    config = {"quant_method": "tandem_vq", "tandem": {"base": "fp8"}, "weight_block_size": [128, 128]}
+    config = {
+        "quant_method": "tandem_vq",
+        "tandem": {"format": PACKAGE_FORMAT, "base": "fp8"},
+        "weight_block_size": [128, 128],
+    }
     config |= {"activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0"}
 
     def method(model_type: str) -> str | None:
@@ -202,9 +209,19 @@ def test_no_other_checkpoint_is_claimed() -> None:
     assert quant.TandemVQConfig.override_quantization_method({"quant_method": "fp8"}, None, None) is None
 
 
-@pytest.mark.parametrize("entry", [{}, {"tandem": {}}, {"tandem": {"base": 3}}])
+@pytest.mark.parametrize(
+    "entry",
+    [{}, {"tandem": {}}, {"tandem": {"base": None}}, {"tandem": {"format": PACKAGE_FORMAT, "base": 3}}],
+)
 def test_a_config_that_is_no_package(entry: dict[str, Any]) -> None:
     from tandem import quant
 
     with pytest.raises(PackageError, match=r"config\.json"):
         quant.TandemVQConfig.from_config({"quant_method": "tandem_vq", **entry})
+
+
+def test_a_package_of_format_0_is_refused_in_one_line() -> None:
+    from tandem import quant
+
+    with pytest.raises(PackageError, match=r"^config\.json: package format 0 is older .* pack the checkpoint again"):
+        quant.TandemVQConfig.from_config({"quant_method": "tandem_vq", "tandem": {"format": 0, "base": None}})

@@ -25,6 +25,7 @@ def identity(rank: int = 0, ranks: int = 1, config: str = "c", profile: str | No
         origins={"cpu_threads": "profile"},
         fp4_top=3,
         threads=2,
+        kernel="scalar",
         cpus=[[0], [1]],
         shared_cores=False,
         pinning_errors=[],

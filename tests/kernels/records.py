@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.bench.check import decode_record, random_record
 from tandem.codec.tiles import Kind, tile_record
+from tandem.kernels.moe.check import decode_record, random_record
 from tandem.kernels.moe.native import Layer
 from tandem.kernels.moe.ref import Swiglu
 

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from tandem.bench.check import random_record
 from tandem.codec import sac
-from tandem.codec.sac_taps import HALF_TAPS
+from tandem.codec.sac_taps import FILTER, FILTER_ONE, POINTS
 from tandem.codec.tiles import Kind, TileMatrix, read_tiles, tile_record, write_tiles
 from tandem.errors import UnsupportedError, UsageError
 from tandem.kernels.moe import native
+from tandem.kernels.moe.check import random_record
 from tandem.kernels.moe.ref import Swiglu, moe_ref, relative_rms
 from tests.kernels.records import Experts, random_experts
 
@@ -251,7 +251,8 @@ def test_sac_by_its_definition() -> None:
         total = 0.0
         for s in range(3):
             k = int(nibbles[row, window, (block - s) % 32])
-            total += HALF_TAPS[s][k % 8][d] * (1 if k < 8 else -1)
+            point = POINTS[k % 8]
+            total += sum(point[i] * FILTER[i][2 * s + d] for i in range(4)) / FILTER_ONE * (1 if k < 8 else -1)
         got = float(weights[row, 64 * window + 2 * block + d])
         assert got == pytest.approx(3.0 * level[row][window] * total, rel=1e-5)
 

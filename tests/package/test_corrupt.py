@@ -132,10 +132,11 @@ def test_every_number_of_the_manifest_changed_in_turn(package):
         (("layers", 0, "sections"), {}, "no sections"),
         (("layers",), [], "no layer of experts"),
         (("codecs", "vq", "version"), 2, "version 2"),
-        (("codecs", "vq", "params", "dim"), 8, "parameters"),
+        (("codecs", "vq", "params", "taps"), 4, "parameters"),
         (("files", "../x"), {"bytes": 1, "sha256": "0", "origin": "copied"}, "not a file name"),
         (("unknown",), 1, "unknown key 'unknown'"),
-        (("format",), 1, "newer than this build's 0; update Tandem"),
+        (("format",), 2, "package format 2 is newer than this build's 1; update Tandem"),
+        (("format",), 0, "package format 0 is older than this build's 1; pack the checkpoint again with `tandem pack`"),
         (("format",), "0", "no integer `format`"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 
 from tandem.package.manifest import MANIFEST_NAME, Fp4, Manifest, Source
 from tandem.profile import Evidence, Profile, new_profile
+from tandem.versions import PACKAGE_FORMAT
 
 CONFIG = {
     "model_type": "qwen3_moe",
@@ -65,7 +66,7 @@ def make_package(tmp_path: Path) -> Callable[..., Path]:
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(CONFIG))
         Manifest(
-            format=0,
+            format=PACKAGE_FORMAT,
             tandem="test",
             codecs={},
             fp4=Fp4(max_top=max_top, derived=True, order="index"),

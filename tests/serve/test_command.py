@@ -58,6 +58,7 @@ def test_print_config_says_value_and_origin(command: Callable[..., Any], tuned: 
         "cpu_threads": (1, "flag"),
         "reserve_cores": (2, "default"),
         "smt": (False, "default"),
+        "cpu_kernel": ("auto", "default"),
     }
     assert document["profile"]["base"] == profile.sha256
     assert document["package"]["sha256"] == read_manifest(package).sha256

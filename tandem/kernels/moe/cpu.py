@@ -1,8 +1,8 @@
-"""The routed experts of one layer on CPU threads, in vectorised torch. The result does not depend on their number.
+"""The routed experts of one layer in vectorised torch on threads, for any codec. `native.py` is what serves codes.
 
 A share is the work of one thread: some experts with their rows. Decoding is element by element and each expert's
 products are calls of their own, so that an expert's result is the same whoever computes it and beside whom; the sum
-over K has a fixed order.
+over K has a fixed order. So the result does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -37,25 +37,23 @@ class Layer(NamedTuple):
     hidden: int
     inner: int  # intermediate size of this rank
     section_of: tuple[str, ...]  # per expert
-    members: dict[str, npt.NDArray[np.int64]]  # the experts of each section
     decode: dict[str, Decode]  # per section
     swiglu: Swiglu
     weight_on_input: bool
 
 
-def group(topk_ids: npt.NDArray[np.int64], num_experts: int) -> tuple[list[Pick], npt.NDArray[np.int64]]:
-    """topk_ids: [T, K] -> the picks by expert, and tokens per expert [E]. Ids below 0 are left out."""
-    flat = topk_ids.reshape(-1)
+def group(ids: npt.NDArray[np.int64]) -> list[Pick]:
+    """ids: [T, K] -> the picks by expert. Ids below 0 are left out."""
+    flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
-    counts = np.bincount(flat[flat >= 0], minlength=num_experts)
     slots = torch.from_numpy(order)
-    picks = []
-    start = int(flat.size - counts.sum())
-    for expert in np.flatnonzero(counts).tolist():
-        stop = start + int(counts[expert])
-        picks.append(Pick(expert, slots[start:stop]))
-        start = stop
-    return picks, counts
+    experts, starts = np.unique(flat[order], return_index=True)
+    stops = [*starts[1:].tolist(), flat.size]
+    return [
+        Pick(expert, slots[start:stop])
+        for expert, start, stop in zip(experts.tolist(), starts.tolist(), stops, strict=True)
+        if expert >= 0
+    ]
 
 
 def split(picks: Sequence[Pick], threads: int, decode_rows: int = 8) -> list[list[Pick]]:
@@ -72,42 +70,39 @@ def split(picks: Sequence[Pick], threads: int, decode_rows: int = 8) -> list[lis
 
 
 def moe_cpu(
-    x: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: npt.NDArray[np.int64],
     layer: Layer,
     threads: int,
     run: Run,
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
     *,
     poison: bool = False,
-) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
-    """x: [T, H], topk_weights: [T, K] f32, topk_ids: [T, K] -> y: [T, H] as x, and tokens per expert [E].
+) -> torch.Tensor:
+    """x: [T, H], weights: [T, K] f32, ids: [T, K] int -> y: [T, H] as x. All on the CPU. Numerics as in `ref.moe_ref`.
 
-    All on the CPU. Numerics as in `ref.moe_ref`. `poison` fills the result buffer with NaN first, for checks.
+    `poison` fills the result buffer with NaN first, for checks.
     """
-    rows, k = topk_ids.shape
+    rows, k = ids.shape
     step = max(1, OUT_BYTES_MAX // (4 * k * layer.hidden))
     if rows > step:
         parts = [
-            moe_cpu(
-                x[i : i + step], topk_weights[i : i + step], topk_ids[i : i + step], layer, threads, run, poison=poison
-            )
+            moe_cpu(layer, threads, run, x[i : i + step], weights[i : i + step], ids[i : i + step], poison=poison)
             for i in range(0, rows, step)
         ]
-        return torch.cat([y for y, _ in parts]), np.sum([counts for _, counts in parts], axis=0)
-    picks, counts = group(topk_ids, len(layer.section_of))
+        return torch.cat(parts)
+    picks = group(ids.numpy().astype(np.int64, copy=False))
     out = torch.empty((rows * k, layer.hidden), dtype=torch.float32, device="cpu")
     if poison:
         out.fill_(float("nan"))
-    if int(counts.sum()) < rows * k:
-        out[torch.from_numpy(np.flatnonzero(topk_ids.reshape(-1) < 0))] = 0.0
-    weights = topk_weights.reshape(-1, 1)
+    out[ids.reshape(-1) < 0] = 0.0
+    column = weights.reshape(-1, 1)
 
     def job(share: list[Pick]) -> Callable[[], None]:
-        return lambda: compute_share(x, weights, k, share, layer, out)
+        return lambda: compute_share(x, column, k, share, layer, out)
 
     run([job(share) for share in split(picks, threads)])
-    return out.view(rows, k, layer.hidden).sum(dim=1).to(x.dtype), counts
+    return out.view(rows, k, layer.hidden).sum(dim=1).to(x.dtype)
 
 
 def compute_share(

@@ -44,7 +44,7 @@ struct Vector {
   // byte: 8 scale bytes as 32-bit integers -> their factors
   template <Code kCode>
   static Float scale_of(Int byte) {
-    if (kCode == Code::kFp4)  // 2^(byte - 127); 255 gives infinity, 0 gives 0 instead of 2^-127
+    if (kCode == Code::kFp4)  // 2^(byte - 127); 0 gives 0 instead of 2^-127; no package holds 255
       return _mm256_castsi256_ps(_mm256_slli_epi32(byte, 23));
     // 2^((byte - 255) / 16), and 0 for byte 0
     const Float below = _mm256_permutevar8x32_ps(_mm256_loadu_ps(kScaleRoots), byte);

@@ -15,8 +15,9 @@ constexpr std::uint8_t kPlace[64] = {
     44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
 
 float scale_of(Code code, std::uint8_t byte) {
-  if (code == Code::kFp4) return byte == 255 ? NAN : std::ldexp(1.0f, byte - 127);
-  return byte == 0 ? 0.0f : std::ldexp(kScaleRoots[byte % 16], byte / 16);
+  if (byte == 0) return 0.0f;  // of FP4 too, where it is 2^-127: no subnormals, which some CPUs take long over
+  if (code == Code::kFp4) return std::ldexp(1.0f, byte - 127);  // no package holds 255
+  return std::ldexp(kScaleRoots[byte % 16], byte / 16);
 }
 
 template <int kTokens>

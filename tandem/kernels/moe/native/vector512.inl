@@ -17,7 +17,7 @@ inline __m512i load(const std::uint8_t* bytes) { return _mm512_loadu_si512(bytes
 // byte: 16 scale bytes as 32-bit integers -> their factors
 template <Code kCode>
 inline __m512 scale_of_bytes(__m512i byte) {
-  if (kCode == Code::kFp4)  // 2^(byte - 127); 255 gives infinity, 0 gives 0 instead of 2^-127
+  if (kCode == Code::kFp4)  // 2^(byte - 127); 0 gives 0 instead of 2^-127; no package holds 255
     return _mm512_castsi512_ps(_mm512_slli_epi32(byte, 23));
   // 2^((byte - 255) / 16), and 0 for byte 0
   const __m512i root = _mm512_castps_si512(_mm512_permutexvar_ps(byte, _mm512_loadu_ps(kScaleRoots)));

@@ -1,6 +1,6 @@
 """Make `codebook.py`: seeded k-means of 128 antipodal pairs of 4-vectors on a unit Gaussian, rounded to 1/32.
 
-    python -m tandem.codec.make_codebook > codebook.py.new
+    python -m studies.codec.product_vq.make_codebook > codebook.py.new
 
 The result is kept as literals, so a package never depends on the torch build that ran this.
 """
@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import torch
 
-from tandem.codec.nearest import PairCodebook
+from studies.codec.product_vq.codebook import UNITS_PER_SIGMA
+from studies.codec.product_vq.nearest import PairCodebook
 
 SAMPLES = 1_000_000
 ITERATIONS = 80
 SEED = 20
-UNITS_PER_SIGMA = 32  # entries fit int8 (the largest is about 2.8 sigma) and rounding costs 1e-4 of the distortion
 
-HEADER = '''"""The vector codebook of `vq`, version 1: made by make_codebook.py, kept as literals. Do not edit."""
+HEADER = '''"""The codebook of product VQ: made by make_codebook.py, kept as literals. Do not edit."""
 
 from __future__ import annotations
+
+UNITS_PER_SIGMA = 32  # entries fit int8 (the largest is about 2.8 sigma) and rounding costs 1e-4 of the distortion
 
 # 128 vectors of 4 weights, in 1/32 of a unit Gaussian's sigma. A code byte: bits 0-6 pick the vector, bit 7 negates it.
 VECTORS: tuple[tuple[int, int, int, int], ...] = (
