@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -47,6 +48,7 @@ FORMATS: Final = {
 RMS_MAX: Final = 0.05  # int8 activations cost up to 0.03; a wrong expert gives 0.3, a wrong layout about 1
 # Huge pages for the weights, as Tandem's own have them: glibc gives them to its first arena only.
 TUNABLES: Final = "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
+EXCEPTION: Final = re.compile(r"[\w.]+(Error|Exception): ")  # the last part of a traceback
 
 
 class Placement(NamedTuple):
@@ -149,8 +151,11 @@ def placements(cpus: Sequence[int], allowed: Sequence[Cpu]) -> list[Placement]:
 
 
 def why_ended(code: int, stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    last = f": {lines[-1]}" if lines else ""
+    """A child's exit in words: its exception, whose message may be several lines, or its last line."""
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    starts = [i for i, line in enumerate(lines) if EXCEPTION.match(line)]
+    words = lines[starts[-1] :] if starts else lines[-1:]
+    last = f": {' '.join(line.strip() for line in words)}" if words else ""
     if code < 0:
         return f"killed by signal {-code} ({signal.strsignal(-code)}){last}"
     return f"exit code {code}{last}"

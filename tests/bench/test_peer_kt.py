@@ -222,8 +222,11 @@ def test_an_answer_is_read_or_refused() -> None:
         assert isinstance(refused, Failed) and says in refused.reason
 
 
-def test_an_end_without_words_names_the_code() -> None:
+def test_an_end_is_told_by_the_whole_exception_or_the_last_line() -> None:
     assert why_ended(3, "\n \n") == "exit code 3"
+    assert why_ended(2, "usage\nno such option\n") == "exit code 2: no such option"
+    trace = "Traceback:\n  raise\nImportError: first\n\nTraceback:\n  raise\nImportError: cannot load\n  the library\n"
+    assert why_ended(1, trace) == "exit code 1: ImportError: cannot load the library"
 
 
 @pytest.mark.parametrize("kind", sorted(kt_child.CLASSES))
