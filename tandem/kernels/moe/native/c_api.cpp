@@ -46,7 +46,7 @@ void check_taps(const float* taps, tandem::Taps& out) {
   for (const auto& tap : out)
     for (const auto& input : tap)
       for (int k = 0; k < 8; k++)
-        if (!(input[k] == -input[k + 8])) throw std::invalid_argument("taps k and k + 8 must be opposite");
+        if (!(input[k] == -input[15 - k])) throw std::invalid_argument("taps k and 15 - k must be opposite");
 }
 
 template <class Call>
