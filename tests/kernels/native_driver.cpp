@@ -78,7 +78,10 @@ tandem_engine* engine_of(int threads, const std::string& kernel, int spin_us) {
   static const std::vector<float> taps = [] {
     std::vector<float> all;
     for (int tap = 0; tap < 6; tap++)
-      for (int k = 0; k < 16; k++) all.push_back((k < 8 ? 1.0f : -1.0f) * static_cast<float>((tap * 5 + k % 8) % 7 - 3));
+      for (int k = 0; k < 16; k++) {
+        const int half = k < 8 ? k : 15 - k;
+        all.push_back((k < 8 ? 1.0f : -1.0f) * static_cast<float>((tap * 5 + half) % 7 - 3));
+      }
     return all;
   }();
   const std::vector<std::int32_t> counts(static_cast<std::size_t>(threads), 0);

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tandem.codec import sac
-from tandem.codec.sac_taps import FILTER, FILTER_ONE, POINTS
+from tandem.codec.sac_taps import FILTER, FILTER_ONE
 from tandem.codec.tiles import Kind, TileMatrix, read_tiles, tile_record, write_tiles
 from tandem.errors import UnsupportedError, UsageError
 from tandem.kernels.moe import native
@@ -251,8 +251,7 @@ def test_sac_by_its_definition() -> None:
         total = 0.0
         for s in range(3):
             k = int(nibbles[row, window, (block - s) % 32])
-            point = POINTS[k % 8]
-            total += sum(point[i] * FILTER[i][2 * s + d] for i in range(4)) / FILTER_ONE * (1 if k < 8 else -1)
+            total += sum((1 if k >> bit & 1 else -1) * FILTER[s][bit][d] for bit in range(4)) / FILTER_ONE
         got = float(weights[row, 64 * window + 2 * block + d])
         assert got == pytest.approx(3.0 * level[row][window] * total, rel=1e-5)
 
