@@ -24,7 +24,7 @@ from tandem.kernels.moe.ref import Swiglu
 SOURCE = Path(__file__).with_name("gpu")
 KINDS: dict[Kind, int] = {"sac": 0, "fp4": 1}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-BLOCK_THREADS = 64
+BLOCK_THREADS = 128
 PREPARE_THREADS = 256
 PAIRS_MAX = 1024  # (token, expert) pairs of a call
 ITEM_BYTES = 16 + 4 * 16
@@ -32,7 +32,19 @@ FEATURE_BYTES = 256  # of 64 inputs of the 2-bit code; FP4 needs half
 WARPS_A_MULTIPROCESSOR = 24  # that the parts of one product are meant to fill
 SPLITS_MAX = 8
 PARTS_MAX = 512  # parts times pairs
-ROWS_OF = ((4, 1), (8, 2), (16, 4))  # rows of an expert that one pass may serve -> groups of four in the kernel's name
+WAYS = 3  # of multiplying, which read their inputs in different forms: bytes of the 2-bit code, of FP4, planes of bits
+
+
+class Variant(NamedTuple):
+    """Kernels for calls of so many tokens."""
+
+    tokens: int  # at most
+    item_rows: int  # rows of an expert that one pass serves
+    few: int  # rows up to which planes are faster
+    name: int  # groups of four rows
+
+
+VARIANTS = (Variant(1, 1, 1, 1), Variant(8, 8, 2, 2), Variant(PAIRS_MAX, 16, 2, 4))
 
 
 class _Matrix(ctypes.Structure):
@@ -53,15 +65,15 @@ class _Params(ctypes.Structure):
         ("kinds", _Kind * 2),
         *((name, ctypes.c_void_p) for name in ("x", "y", "ids", "weights", "records", "kinds_of")),
         *((name, ctypes.c_void_p) for name in ("items", "item_count", "item_of")),
-        ("x_features", ctypes.c_void_p * 2),
-        ("x_units", ctypes.c_void_p * 2),
-        ("x_feature_stride", ctypes.c_int64 * 2),
-        ("x_unit_stride", ctypes.c_int64 * 2),
+        ("x_features", ctypes.c_void_p * WAYS),
+        ("x_units", ctypes.c_void_p * WAYS),
+        ("x_feature_stride", ctypes.c_int64 * WAYS),
+        ("x_unit_stride", ctypes.c_int64 * WAYS),
         *((name, ctypes.c_void_p) for name in ("h_features", "h_units", "gate_parts", "down_parts")),
         ("filter", (ctypes.c_float * 6) * 4),
         *((name, ctypes.c_float) for name in ("limit", "alpha", "beta")),
         *((name, ctypes.c_int32) for name in ("hidden", "experts", "tokens", "picked", "dtype", "weight_on_input")),
-        *((name, ctypes.c_int32) for name in ("kinds_present", "item_rows", "inner", "input_windows", "inner_tiles")),
+        *((name, ctypes.c_int32) for name in ("item_rows", "ways", "few", "inner", "input_windows", "inner_tiles")),
         *((name, ctypes.c_int32) for name in ("hidden_tiles", "warps")),
     )
 
@@ -111,7 +123,7 @@ def _functions(capability: tuple[int, int], device: int) -> dict[str, Any]:
         torch.cuda.current_stream()  # makes the context
         module = _checked(driver.cuModuleLoadData(_cubin(capability)))
     names = ["tandem_prepare", "tandem_activate", "tandem_combine"]
-    names += [f"tandem_{step}_{groups}" for step in ("gate_up", "down") for _, groups in ROWS_OF]
+    names += [f"tandem_{step}_{variant.name}" for step in ("gate_up", "down") for variant in VARIANTS]
     return {name: _checked(driver.cuModuleGetFunction(module, name.encode())) for name in names}
 
 
@@ -179,8 +191,8 @@ class Workspace:
         self.items = bytes_of(pairs * ITEM_BYTES)
         self.item_count = bytes_of(4)
         self.item_of = bytes_of(4 * pairs)
-        self.x_features = [bytes_of(pairs * windows * FEATURE_BYTES // share) for share in (1, 2)]
-        self.x_units = [bytes_of(pairs * windows * 8 * some) for some in (1, 2)]
+        self.x_features = [bytes_of(pairs * windows * FEATURE_BYTES // share) for share in (1, 2, 1)]
+        self.x_units = [bytes_of(pairs * windows * 8 * some) for some in (1, 2, 1)]
         self.h_features = bytes_of(pairs * tiles * FEATURE_BYTES)
         self.h_units = bytes_of(pairs * tiles * 16)
         self.gate_parts = bytes_of(2 * parts * tiles * TILE_ROWS * 4)
@@ -213,8 +225,8 @@ def moe_gpu(
     if tokens == 0:
         return
     functions = _functions(torch.cuda.get_device_capability(x.device), x.device.index)
-    item_rows, groups = next(((rows, name) for rows, name in ROWS_OF if tokens <= rows), ROWS_OF[-1])
-    params = _params(layer, workspace, x, weights, ids, y, item_rows)
+    variant = next(some for some in VARIANTS if tokens <= some.tokens)
+    params = _params(layer, workspace, x, weights, ids, y, variant)
     argument = (ctypes.c_void_p * 1)(ctypes.addressof(params))
     stream = torch.cuda.current_stream().cuda_stream
     input_rows = pairs if layer.weight_on_input else tokens
@@ -227,9 +239,9 @@ def moe_gpu(
     down_warps = most_warps(params.hidden_tiles, params.inner_tiles)
     for name, warps, rows, threads in (
         ("tandem_prepare", PREPARE_THREADS // 32 + input_rows * params.input_windows, 1, PREPARE_THREADS),
-        (f"tandem_gate_up_{groups}", gate_warps, 1, BLOCK_THREADS),
+        (f"tandem_gate_up_{variant.name}", gate_warps, 1, BLOCK_THREADS),
         ("tandem_activate", pairs * params.inner_tiles, 1, 128),
-        (f"tandem_down_{groups}", down_warps, 1, BLOCK_THREADS),
+        (f"tandem_down_{variant.name}", down_warps, 1, BLOCK_THREADS),
         ("tandem_combine", 8 * params.hidden_tiles, tokens, 256),
     ):
         _launch(functions[name], -(-warps // (threads // 32)), rows, threads, stream, argument)
@@ -256,7 +268,7 @@ def _params(
     weights: torch.Tensor,
     ids: torch.Tensor,
     y: torch.Tensor,
-    item_rows: int,
+    variant: Variant,
 ) -> _Params:
     windows, tiles = -(-layer.hidden // TILE_ROWS), -(-layer.inner // TILE_ROWS)
     params = _Params(
@@ -266,22 +278,35 @@ def _params(
         alpha=layer.swiglu.alpha, beta=layer.swiglu.beta,
         hidden=layer.hidden, experts=len(layer.records), tokens=ids.shape[0], picked=ids.shape[1],
         dtype=DTYPES[x.dtype], weight_on_input=layer.weight_on_input,
-        kinds_present=sum(1 << KINDS[kind] for kind in layer.codes), item_rows=item_rows, inner=layer.inner,
+        item_rows=variant.item_rows, few=variant.few, ways=_ways(layer, variant), inner=layer.inner,
         input_windows=windows, inner_tiles=tiles, hidden_tiles=windows,
         warps=space.warps,
     )  # fmt: skip
     for name in ("items", "item_count", "item_of", "h_features", "h_units", "gate_parts", "down_parts"):
         setattr(params, name, getattr(space, name).data_ptr())
-    for kind, index in KINDS.items():
-        params.x_features[index] = space.x_features[index].data_ptr()
-        params.x_units[index] = space.x_units[index].data_ptr()
-        params.x_feature_stride[index] = windows * FEATURE_BYTES >> index
-        params.x_unit_stride[index] = windows << index
-        if kind in layer.codes:
-            params.kinds[index] = _kind(layer.codes[kind])
+    for way in range(WAYS):
+        share = 1 if way == KINDS["fp4"] else 0  # half the bytes, twice the windows
+        params.x_features[way] = space.x_features[way].data_ptr()
+        params.x_units[way] = space.x_units[way].data_ptr()
+        params.x_feature_stride[way] = windows * FEATURE_BYTES >> share
+        params.x_unit_stride[way] = windows << share
+    for kind, code in layer.codes.items():
+        params.kinds[KINDS[kind]] = _kind(code)
     for bit, row in enumerate(params.filter):
         row[:] = [value / FILTER_ONE for tap in FILTER for value in tap[bit]]
     return params
+
+
+def _ways(layer: GpuLayer, variant: Variant) -> int:
+    """Bits of the forms of x that some item may read."""
+    ways = 0
+    if "fp4" in layer.codes:
+        ways |= 1 << KINDS["fp4"]
+    if "sac" in layer.codes:
+        ways |= 1 << 2
+        if variant.item_rows > variant.few:
+            ways |= 1 << KINDS["sac"]
+    return ways
 
 
 def _kind(code: TileRecord) -> _Kind:
