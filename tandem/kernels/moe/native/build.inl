@@ -1,6 +1,6 @@
 // Builds lookup tables with AVX2. Included once by each kernel's source, so that each has a copy for its own
-// instruction set. Both codes are symmetric, so only eight entries are computed: minus entry k is entry 15 - k of sac and
-// entry k + 8 of FP4.
+// instruction set. Both codes are symmetric, so only entries 0 to 7 are computed: 15 - k (sac: all bits turned) or 8 + k (fp4)
+// is minus entry k.
 
 inline void sums_sac(const Taps& taps, const float* x, __m256 (&sums)[kPositions]) {
   __m256 tap[kTaps][2];
@@ -37,8 +37,6 @@ inline float largest(const __m256 (&sums)[kPositions]) {
 // kHighBits: bits of the high part; kHighBias: added to it, so that it has no sign.
 template <int kHighBits, int kHighBias>
 inline void build_tables(Code code, const Taps& taps, const float* x, int windows, std::uint8_t* tables, float* units) {
-  const __m256i same = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), mirrored = _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0);
-  const __m256i opposite = code == Code::kSac ? mirrored : same;
   for (int w = 0; w < windows; w++) {
     __m256 sums[kPositions];
     if (code == Code::kSac) {
@@ -49,12 +47,14 @@ inline void build_tables(Code code, const Taps& taps, const float* x, int window
     const Quantum quantum = quantum_of(largest(sums), kHighBits);
     units[w] = quantum.unit;
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i same = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), reversed = _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+    const __m256i mirror = code == Code::kSac ? reversed : same;
     std::uint8_t* out = tables + static_cast<std::ptrdiff_t>(w) * kTableBytes;
     for (int j = 0; j < kPositions; j++) {
       const __m256i steps = _mm256_cvtps_epi32(_mm256_mul_ps(sums[j], _mm256_set1_ps(quantum.inverse)));
       // 16-bit words: entries 0-3, 8-11 | 4-7, 12-15
-      const __m256i minus = _mm256_permutevar8x32_epi32(_mm256_sub_epi32(_mm256_setzero_si256(), steps), opposite);
-      const __m256i words = _mm256_packs_epi32(steps, minus);
+      const __m256i others = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_permutevar8x32_epi32(steps, mirror));
+      const __m256i words = _mm256_packs_epi32(steps, others);
       const __m256i low = _mm256_and_si256(words, _mm256_set1_epi16(127));
       const __m256i high = _mm256_and_si256(
           _mm256_add_epi16(_mm256_srai_epi16(words, 7), _mm256_set1_epi16(kHighBias)), _mm256_set1_epi16(255));
