@@ -38,9 +38,7 @@ class Encoded(NamedTuple):
     weighted: float  # of the outputs on the calibration inputs, relative; mean over matrices
 
 
-def encode_experts(
-    code: Code, experts: Experts, moments: Moments, options: Options, seed: int, group: int
-) -> Encoded:
+def encode_experts(code: Code, experts: Experts, moments: Moments, options: Options, seed: int, group: int) -> Encoded:
     """seed: of the random basis; 0 without rotation keeps the model's own. group: experts of a layer.
 
     Re-encoding with other seeds gives other codes of equal standing: without rotation the inputs are permuted and

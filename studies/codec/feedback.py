@@ -1,10 +1,10 @@
 """Error feedback through the calibration Hessian: block LDLQ.
 
-With H = sum of x x^T over the calibration inputs, a matrix's output error is tr((W - Q) H (W - Q)^T). Write H = M D M^T,
-M upper unit triangular in blocks of the code's width. Then the k-th block's part of the error is that of
+With H = sum of x x^T over the calibration inputs, a matrix's output error is tr((W - Q) H (W - Q)^T). Write
+H = M D M^T, M upper unit triangular in blocks of the code's width. Then the k-th block's part of the error is that of
 Q_k - (W_k + sum over j < k of (W_j - Q_j) M_jk), so each block encodes its weights plus the earlier blocks' errors.
-GPTQ (Frantar et al. 2022) is the same rule for single columns; LDLQ: Chee et al. 2023, "QuIP", and in blocks Tseng et al.
-2024, "QuIP#", section 4.2.
+GPTQ (Frantar et al. 2022) is the same rule for single columns; LDLQ: Chee et al. 2023, "QuIP", and in blocks Tseng et
+al. 2024, "QuIP#", section 4.2.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def block_ldl(hessians: torch.Tensor, width: int) -> Ldl:
 def round_trip_feedback(code: Code, matrices: torch.Tensor, hessians: torch.Tensor) -> torch.Tensor:
     """matrices: [B, rows, n], hessians: [B, n, n], n a multiple of 64 -> decoded [B, rows, n] fp32.
 
-    A window's scale is chosen on its weights with the errors of earlier windows fed in. Window codes, which choose 64
-    weights at once, feed back from window to window only; inside one, sliding codes are searched in D's metric (refine.py).
+    A window's scale is chosen on its weights with the errors of earlier windows fed in. Codes that choose 64 weights at
+    once feed back from window to window only; inside one, they are searched in D's metric (refine.py).
     """
     batch, rows, size = matrices.shape
     feed, metric = block_ldl(hessians, code.width)
@@ -72,9 +72,7 @@ def round_trip_feedback(code: Code, matrices: torch.Tensor, hessians: torch.Tens
     return decoded
 
 
-def _refined(
-    code: Sliding, coded: Coded, target: torch.Tensor, bases: torch.Tensor, metric: torch.Tensor
-) -> Coded:
+def _refined(code: Sliding, coded: Coded, target: torch.Tensor, bases: torch.Tensor, metric: torch.Tensor) -> Coded:
     batch, rows, _ = target.shape
     factor = (levels()[coded.scales.int()] * bases).view(batch, rows, 1)
     units = target / torch.where(factor > 0, factor, 1.0)

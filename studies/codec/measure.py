@@ -32,7 +32,9 @@ class Effort:
     scopes: bool = True  # codebooks per layer and per expert
 
 
-QUICK = Effort(gaussian_seeds=1, fp4_seeds=1, repeats=1, calibration_items=60, heldout_items=20, options=(), scopes=False)
+QUICK = Effort(
+    gaussian_seeds=1, fp4_seeds=1, repeats=1, calibration_items=60, heldout_items=20, options=(), scopes=False
+)
 BEST = Options(rotation=True, feedback=True)
 
 
@@ -66,12 +68,12 @@ class MiniPart(NamedTuple):
     rows: tuple[MiniRow, ...]
 
 
-def errors(effort: Effort, say: Say) -> tuple[ErrorRow, ...]:
+def errors(effort: Effort, say: Say, keys: Sequence[str] = tuple(CODES)) -> tuple[ErrorRow, ...]:
     """Every code on Gaussian and FP4 sources."""
     rows = []
-    for key, make in CODES.items():
+    for key in keys:
         say(f"error: {key}")
-        code = make()
+        code = CODES[key]()
         found: dict[str, list[float]] = {}
         biases = []
         for name, source_of in SOURCES.items():
@@ -85,8 +87,17 @@ def errors(effort: Effort, say: Say) -> tuple[ErrorRow, ...]:
                     basis = block_hadamard(source.shape[1], seed)
                     back = round_trip(code, source @ basis.T) @ basis
                     found.setdefault("rotated", []).append(relative_error(source, back))
-        columns = [spread(found[name]) for name in ("gaussian", "fp4_gaussian", "fp4_heavy", "rotated")]
-        rows.append(ErrorRow(key, bits_per_weight(code), *columns, sum(biases) / len(biases)))
+        rows.append(
+            ErrorRow(
+                key,
+                bits_per_weight(code),
+                spread(found["gaussian"]),
+                spread(found["fp4_gaussian"]),
+                spread(found["fp4_heavy"]),
+                spread(found["rotated"]),
+                sum(biases) / len(biases),
+            )
+        )
     return tuple(rows)
 
 

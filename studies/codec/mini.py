@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -56,10 +57,7 @@ def _mini_modules() -> Iterator[None]:
 
 
 with _mini_modules():
-    import chat as mini_chat
-    import heldout as mini_heldout
-    import model as mini_model
-    import tasks as mini_tasks
+    mini_chat, mini_heldout, mini_model, mini_tasks = map(import_module, ("chat", "heldout", "model", "tasks"))
 
 
 def held_out(limit: int | None = None) -> list[Conversation]:

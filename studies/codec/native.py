@@ -1,4 +1,4 @@
-"""Compiles the study's C++ once, into a temporary folder, and loads it. No `-march=native`: flags name what they need."""
+"""Compiles the study's C++ into a temporary folder and loads it. No `-march=native`: flags name what they need."""
 
 from __future__ import annotations
 

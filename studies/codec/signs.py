@@ -24,9 +24,13 @@ class SignsCode(VectorCode):
         self._half_norm = self.patterns.square().sum(1) / 2
 
     def encode(self, units: torch.Tensor) -> torch.Tensor:
-        """units: [n, 8] -> [n, 9] i16: pattern, then 8 signs (1: minus). Exhaustive."""
+        """units: [n, 8] -> [n, 9] i16: pattern, then 8 signs (1: minus). Exhaustive.
+
+        A zero has no sign and no pattern holds a zero: every other dimension takes minus, or zeros would gain a mean.
+        """
         index = nearest(units.abs(), self.patterns, self._half_norm)
-        return torch.cat([index[:, None].short(), (units < 0).short()], 1)
+        minus = (units < 0) | ((units == 0) & (torch.arange(DIM) % 2 == 1))
+        return torch.cat([index[:, None].short(), minus.short()], 1)
 
     def lookup(self, symbols: torch.Tensor) -> torch.Tensor:
         return self.patterns[symbols[:, 0].int()] * (1.0 - 2.0 * symbols[:, 1:].float())

@@ -28,9 +28,9 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired_interval(sums: torch.Tensor, reference: torch.Tensor, weights: torch.Tensor, seed: int = 0) -> Interval:
-    """sums, reference, weights: [n] per item -> 95 % percentile interval of (sum(sums) - sum(reference)) / sum(weights).
+    """sums, reference, weights: [n] per item -> 95 % interval of (sum(sums) - sum(reference)) / sum(weights).
 
-    Items are drawn with replacement, the same draw for both sides.
+    Percentiles of resamples: items are drawn with replacement, the same draw for both sides.
     """
     generator = torch.Generator().manual_seed(seed)
     draws = torch.randint(len(sums), (RESAMPLES, len(sums)), generator=generator)

@@ -16,6 +16,10 @@ from studies.codec.base import WINDOW, VectorCode
 from studies.codec.native import AVX2, AVX512, build, supported
 
 STATE_BITS = 12
+LEAST_STATE_BITS, MOST_STATE_BITS = (
+    6,
+    16,
+)  # viterbi.cpp works on 16 states' costs at a time; QTIP's constants mix 16 bits
 MASK32 = 0xFFFFFFFF
 # Multipliers, addends and masks of QTIP, section 3.1.1.
 MAD = (34038481, 76625530)
@@ -29,14 +33,25 @@ def values(rule: Rule, state_bits: int) -> torch.Tensor:
     """[2^state_bits] fp32: each state's weight, of unit variance over all states."""
     state = torch.arange(1 << state_bits, dtype=torch.int64)
     if rule == "mad":
-        word = (state * MAD[0] + MAD[1]) & MASK32
-        raw = sum((word >> shift) & 255 for shift in (0, 8, 16, 24)).float() - 510.0
+        raw = _byte_sums(state)
     else:
         word = (((state * INST[0] + INST[1]) & MASK32) & INST_KEEP) ^ INST_SET
         halves = torch.stack([word & 0xFFFF, word >> 16], 1).int()
         raw = torch.where(halves >= 1 << 15, halves - (1 << 16), halves).short().view(torch.float16).float().sum(1)
     raw = raw - raw.mean()
     return raw / raw.square().mean().sqrt()
+
+
+def _byte_sums(state: torch.Tensor) -> torch.Tensor:
+    word = (state * MAD[0] + MAD[1]) & MASK32
+    return torch.stack([(word >> shift) & 255 for shift in (0, 8, 16, 24)]).sum(0).float()
+
+
+def mad_offset(state_bits: int) -> tuple[float, float]:
+    """Mean and standard deviation of the byte sums: `values` is (byte sum - mean) / standard deviation."""
+    sums = _byte_sums(torch.arange(1 << state_bits, dtype=torch.int64))
+    mean = float(sums.mean())
+    return mean, float((sums - mean).square().mean().sqrt())
 
 
 class TrellisCode(VectorCode):
@@ -46,6 +61,8 @@ class TrellisCode(VectorCode):
     symbol_bits = 2.0
 
     def __init__(self, rule: Rule = "mad", state_bits: int = STATE_BITS) -> None:
+        if state_bits % 2 or not LEAST_STATE_BITS <= state_bits <= MOST_STATE_BITS:
+            raise ValueError(f"state_bits {state_bits}: an even number from {LEAST_STATE_BITS} to {MOST_STATE_BITS}")
         self.name = f"trellis, computed ({rule}), {1 << state_bits} states"
         self.state_bits = state_bits
         self.reach, self.block, self.alphabet, self.span = state_bits // 2, 1, 4, 1  # refine.py
