@@ -11,6 +11,7 @@ namespace tandem {
 namespace {
 
 constexpr std::int64_t kBarrierSpinNs = 300000;     // phases of one job end within microseconds of each other
+constexpr std::int64_t kSharedBarrierSpinNs = 20000;  // the same where others want the cores: who is late may be waiting for one
 constexpr std::int64_t kLookForDeadNs = 200000000;  // how often a waiting caller asks whether all threads live
 
 int cpu_count(const std::vector<std::vector<int>>& cpus) {
@@ -112,7 +113,7 @@ bool Pool::barrier() {
     waiting_.store(0, std::memory_order_relaxed);
     meet_.open();
   } else {
-    meet_.wait(phase, crowded_ ? 0 : kBarrierSpinNs);
+    meet_.wait(phase, crowded_ ? 0 : spin_ns_ == 0 ? kSharedBarrierSpinNs : kBarrierSpinNs);
   }
   return !failed_.load();
 }
