@@ -78,7 +78,7 @@ def mini_table(out: Path, *, limit: int | None, boot_timeout_s: float, model: Pa
 
 
 def mini_variants(model: Path | None) -> list[Variant]:
-    """Stock vLLM on the checkpoint; its package with FP4_SHARE of the experts in FP4; with vector codes only."""
+    """Stock vLLM on the checkpoint; its package with FP4_SHARE of the experts in FP4; with 2-bit codes only."""
     checkpoint = model or mini_model_dir()
     if checkpoint is None:
         raise UsageError("this build has no mini model; give a checkpoint with --model, or use a source tree")
@@ -119,11 +119,11 @@ def mini_variants(model: Path | None) -> list[Variant]:
         Variant(f"stock{of}", label, lambda port: stock(port).argv, no_plugins),
         Variant(
             f"fp4-top-{fp4_top}{of}",
-            f"VQ + FP4_TOP {fp4_top} ({100 * FP4_SHARE:.0f} % of experts)",
+            f"2-bit + FP4_TOP {fp4_top} ({100 * FP4_SHARE:.0f} % of experts)",
             tandem(fp4_top),
             offline,
         ),
-        Variant(f"vq{of}", "VQ only", tandem(0), offline),
+        Variant(f"vq{of}", "2-bit only", tandem(0), offline),
     ]
 
 

@@ -33,7 +33,7 @@ def test_mini_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = qwen3_moe(tmp_path / "checkpoint", experts=16)
     out = tmp_path / "out"
     rows = mini_table.mini_table(out, limit=1, boot_timeout_s=600, model=checkpoint, tell=print)
-    assert [row.label for row in rows] == ["bf16, stock vLLM", "VQ + FP4_TOP 4 (25 % of experts)", "VQ only"]
+    assert [row.label for row in rows] == ["bf16, stock vLLM", "2-bit + FP4_TOP 4 (25 % of experts)", "2-bit only"]
     assert all(value.accuracy.n == 1 for row in rows for value in row.scores.values())
     runs = [next(out.glob(f"{row}-*/mini-word/run.json")) for row in ("stock", "fp4-top", "vq")]
     headers = [json.loads(run.read_text()) for run in runs]
