@@ -1,13 +1,8 @@
-"""The GPU kernels of a layer's routed experts (`gpu/ffn.cu`): compiled at run time by NVRTC, launched through the driver.
-
-Nobody needs nvcc: NVRTC comes with torch. A compiled image is kept under the state directory, named by its source and
-architecture.
-"""
+"""The GPU kernels of a layer's routed experts (`gpu/ffn.cu`): what a launch is told, and a call's five launches."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,8 +13,9 @@ import torch
 
 from tandem.codec.sac_taps import FILTER, FILTER_ONE
 from tandem.codec.tiles import TILE_ROWS, Kind, TileMatrix, TileRecord
-from tandem.errors import UnsupportedError, UsageError
+from tandem.errors import UsageError
 from tandem.kernels.moe.ref import Swiglu
+from tandem.kernels.nvrtc import Capability, Image, Program, checked, compile_program, load
 
 SOURCE = Path(__file__).with_name("gpu")
 KINDS: dict[Kind, int] = {"sac": 0, "fp4": 1}
@@ -78,67 +74,21 @@ class _Params(ctypes.Structure):
     )
 
 
-def source() -> str:
-    """The whole program as one text."""
+@lru_cache(maxsize=1)
+def program() -> Program:
     text = (SOURCE / "ffn.cu").read_text(encoding="utf-8")
-    return text.replace('#include "types.cuh"', (SOURCE / "types.cuh").read_text(encoding="utf-8"))
+    return Program("ffn", text.replace('#include "types.cuh"', (SOURCE / "types.cuh").read_text(encoding="utf-8")))
 
 
-class Image(NamedTuple):
-    cubin: bytes
-    log: str  # of the compiler: registers, shared memory, spills
-
-
-def compile_for(capability: tuple[int, int]) -> Image:
+def compile_for(capability: Capability) -> Image:
     """Machine code for one architecture. Needs no GPU. Raises UnsupportedError with the compiler's words."""
-    from cuda.bindings import nvrtc
-
-    program = _checked(nvrtc.nvrtcCreateProgram(source().encode(), b"ffn.cu", 0, [], []))
-    options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17", b"--ptxas-options=-v"]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-    _checked(nvrtc.nvrtcGetProgramLog(program, log))
-    text = log.decode(errors="replace").strip("\0 \n")
-    if status:
-        raise UnsupportedError(f"the GPU kernels do not compile for sm_{capability[0]}{capability[1]}: {text[:500]}")
-    cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
-    _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
-    _checked(nvrtc.nvrtcDestroyProgram(program))
-    return Image(cubin, text)
+    return compile_program(program(), capability)
 
 
-def _checked(answer: Sequence[Any]) -> Any:
-    """The value of a driver or NVRTC call. Raises UnsupportedError."""
-    status, *values = answer
-    if status:
-        raise UnsupportedError(f"CUDA call failed: {status!r}")
-    return values[0] if values else None
-
-
-@lru_cache(maxsize=4)
-def _functions(capability: tuple[int, int], device: int) -> dict[str, Any]:
-    from cuda.bindings import driver
-
-    with torch.cuda.device(device):
-        torch.cuda.current_stream()  # makes the context
-        module = _checked(driver.cuModuleLoadData(_cubin(capability)))
-    names = ["tandem_prepare", "tandem_activate", "tandem_combine"]
-    names += [f"tandem_{step}_{variant.name}" for step in ("gate_up", "down") for variant in VARIANTS]
-    return {name: _checked(driver.cuModuleGetFunction(module, name.encode())) for name in names}
-
-
-def _cubin(capability: tuple[int, int]) -> bytes:
-    from tandem.paths import state_dir
-    from tandem.wire import write_atomic
-
-    digest = hashlib.sha256(source().encode()).hexdigest()[:16]
-    path = state_dir() / "kernels" / f"ffn-{digest}-sm_{capability[0]}{capability[1]}.cubin"
-    if path.is_file():
-        return path.read_bytes()
-    image = compile_for(capability).cubin
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, image)
-    return image
+@lru_cache(maxsize=1)
+def _names() -> tuple[str, ...]:
+    products = (f"tandem_{step}_{variant.name}" for step in ("gate_up", "down") for variant in VARIANTS)
+    return ("tandem_prepare", "tandem_activate", "tandem_combine", *products)
 
 
 class GpuLayer:
@@ -210,8 +160,8 @@ def moe_gpu(
 ) -> None:
     """x: [T, H] f32, bf16 or f16, weights: [T, K] f32, ids: [T, K] int32, contiguous on the device -> y: [T, H] as x.
 
-    Experts that are not on the device (record 0) or whose id is below 0 add nothing. Launches on torch's current stream,
-    reads nothing back: a CUDA graph can hold it. Repeats bit for bit.
+    Experts that are not on the device (record 0) or whose id is below 0 add nothing. Launches on torch's current
+    stream, reads nothing back: a CUDA graph can hold it. Repeats bit for bit.
     """
     tokens, picked = ids.shape
     pairs = tokens * picked
@@ -224,7 +174,7 @@ def moe_gpu(
         raise UsageError(f"a workspace of {workspace.pairs} pairs does not fit a call of {pairs}")
     if tokens == 0:
         return
-    functions = _functions(torch.cuda.get_device_capability(x.device), x.device.index)
+    functions = load(program(), _names(), x.device.index)
     variant = next(some for some in VARIANTS if tokens <= some.tokens)
     params = _params(layer, workspace, x, weights, ids, y, variant)
     argument = (ctypes.c_void_p * 1)(ctypes.addressof(params))
@@ -233,7 +183,8 @@ def moe_gpu(
 
     def most_warps(tasks: int, windows: int) -> int:
         """Of a product, whatever number of items the routing makes."""
-        return max(items * tasks * splits_for(workspace.warps, pairs, items * tasks, windows) for items in range(1, pairs + 1))
+        counts = [items * tasks for items in range(1, pairs + 1)]
+        return max(count * splits_for(workspace.warps, pairs, count, windows) for count in counts)
 
     gate_warps = most_warps(params.inner_tiles * 2, params.input_windows)
     down_warps = most_warps(params.hidden_tiles, params.inner_tiles)
@@ -258,7 +209,7 @@ def _launch(function: Any, columns: int, rows: int, threads: int, stream: int, a
     overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     overlap.value.programmaticStreamSerializationAllowed = 1
     config.attrs, config.numAttrs = [overlap], 1
-    _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(argument), 0))
+    checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(argument), 0))
 
 
 def _params(
@@ -315,4 +266,3 @@ def _kind(code: TileRecord) -> _Kind:
 
     bases = -1 if code.bases_offset is None else code.bases_offset
     return _Kind(matrix(code.w1), matrix(code.w3), matrix(code.w2), bases)
-
