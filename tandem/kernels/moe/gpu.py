@@ -25,8 +25,8 @@ PREPARE_THREADS = 256
 PAIRS_MAX = 1024  # (token, expert) pairs of a call
 ITEM_BYTES = 16 + 4 * 16
 FEATURE_BYTES = 256  # of 64 inputs of the 2-bit code; FP4 needs half
-WARPS_A_MULTIPROCESSOR = 24  # that the parts of one product are meant to fill
 SPLITS_MAX = 8
+OVERLAPS: Capability = (9, 0)  # from which a kernel may start before the one before it has ended
 PARTS_MAX = 512  # parts times pairs
 WAYS = 3  # of multiplying, which read their inputs in different forms: bytes of the 2-bit code, of FP4, planes of bits
 
@@ -38,9 +38,10 @@ class Variant(NamedTuple):
     item_rows: int  # rows of an expert that one pass serves
     few: int  # rows up to which planes are faster
     name: int  # groups of four rows
+    warps: int  # that fit a multiprocessor
 
 
-VARIANTS = (Variant(1, 1, 1, 1), Variant(8, 8, 2, 2), Variant(PAIRS_MAX, 16, 2, 4))
+VARIANTS = (Variant(1, 1, 1, 1, 24), Variant(8, 8, 2, 2, 16), Variant(PAIRS_MAX, 16, 2, 4, 8))
 
 
 class _Matrix(ctypes.Structure):
@@ -131,7 +132,7 @@ class Workspace:
         if pairs > PAIRS_MAX:
             raise UsageError(f"{tokens} tokens of {picked} experts are {pairs} pairs; {PAIRS_MAX} is the most")
         self.hidden, self.inner, self.pairs = hidden, inner, pairs
-        self.warps = torch.cuda.get_device_properties(device).multi_processor_count * WARPS_A_MULTIPROCESSOR
+        self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         windows, tiles = -(-hidden // TILE_ROWS), -(-inner // TILE_ROWS)
         parts = max(pairs, PARTS_MAX)
 
@@ -176,7 +177,8 @@ def moe_gpu(
         return
     functions = load(program(), _names(), x.device.index)
     variant = next(some for some in VARIANTS if tokens <= some.tokens)
-    params = _params(layer, workspace, x, weights, ids, y, variant)
+    warps = workspace.multiprocessors * variant.warps
+    params = _params(layer, workspace, x, weights, ids, y, variant, warps)
     argument = (ctypes.c_void_p * 1)(ctypes.addressof(params))
     stream = torch.cuda.current_stream().cuda_stream
     input_rows = pairs if layer.weight_on_input else tokens
@@ -184,18 +186,18 @@ def moe_gpu(
     def most_warps(tasks: int, windows: int) -> int:
         """Of a product, whatever number of items the routing makes."""
         counts = [items * tasks for items in range(1, pairs + 1)]
-        return max(count * splits_for(workspace.warps, pairs, count, windows) for count in counts)
+        return max(count * splits_for(warps, pairs, count, windows) for count in counts)
 
     gate_warps = most_warps(params.inner_tiles * 2, params.input_windows)
     down_warps = most_warps(params.hidden_tiles, params.inner_tiles)
-    for name, warps, rows, threads in (
+    for name, count, rows, threads in (
         ("tandem_prepare", PREPARE_THREADS // 32 + input_rows * params.input_windows, 1, PREPARE_THREADS),
         (f"tandem_gate_up_{variant.name}", gate_warps, 1, BLOCK_THREADS),
         ("tandem_activate", pairs * params.inner_tiles, 1, 128),
         (f"tandem_down_{variant.name}", down_warps, 1, BLOCK_THREADS),
         ("tandem_combine", 8 * params.hidden_tiles, tokens, 256),
     ):
-        _launch(functions[name], -(-warps // (threads // 32)), rows, threads, stream, argument)
+        _launch(functions[name], -(-count // (threads // 32)), rows, threads, stream, argument)
 
 
 def _launch(function: Any, columns: int, rows: int, threads: int, stream: int, argument: Any) -> None:
@@ -205,10 +207,11 @@ def _launch(function: Any, columns: int, rows: int, threads: int, stream: int, a
     config.gridDimX, config.gridDimY, config.gridDimZ = columns, rows, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.hStream = stream
-    overlap = driver.CUlaunchAttribute()  # begin before the kernel before has ended; the kernel waits where it must
-    overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    overlap.value.programmaticStreamSerializationAllowed = 1
-    config.attrs, config.numAttrs = [overlap], 1
+    if torch.cuda.get_device_capability() >= OVERLAPS:
+        overlap = driver.CUlaunchAttribute()  # begin before the kernel before has ended; the kernel waits where it must
+        overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [overlap], 1
     checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(argument), 0))
 
 
@@ -220,6 +223,7 @@ def _params(
     ids: torch.Tensor,
     y: torch.Tensor,
     variant: Variant,
+    warps: int,
 ) -> _Params:
     windows, tiles = -(-layer.hidden // TILE_ROWS), -(-layer.inner // TILE_ROWS)
     params = _Params(
@@ -231,7 +235,7 @@ def _params(
         dtype=DTYPES[x.dtype], weight_on_input=layer.weight_on_input,
         item_rows=variant.item_rows, few=variant.few, ways=_ways(layer, variant), inner=layer.inner,
         input_windows=windows, inner_tiles=tiles, hidden_tiles=windows,
-        warps=space.warps,
+        warps=warps,
     )  # fmt: skip
     for name in ("items", "item_count", "item_of", "h_features", "h_units", "gate_parts", "down_parts"):
         setattr(params, name, getattr(space, name).data_ptr())
