@@ -41,7 +41,7 @@ class Variant(NamedTuple):
     warps: int  # that fit a multiprocessor
 
 
-VARIANTS = (Variant(1, 1, 1, 1, 24), Variant(8, 8, 2, 2, 16), Variant(PAIRS_MAX, 16, 2, 4, 8))
+VARIANTS = (Variant(1, 1, 1, 1, 24), Variant(8, 8, 2, 2, 16), Variant(PAIRS_MAX, 16, 2, 4, 12))
 
 
 class _Matrix(ctypes.Structure):

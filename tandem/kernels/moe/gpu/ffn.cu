@@ -805,7 +805,7 @@ extern "C" __global__ void __launch_bounds__(256) tandem_prepare(const __grid_co
                p.x_units[way] + row * p.x_unit_stride[way] + window * (way == kFp4Bytes ? 2 : 1), 1.0f);
 }
 
-constexpr int kBlocks1 = 6, kBlocks2 = 4, kBlocks4 = 2;  // a multiprocessor
+constexpr int kBlocks1 = 6, kBlocks2 = 4, kBlocks4 = 3;  // a multiprocessor
 
 #define TANDEM_KERNELS(few, groups)                                                                          \
   extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocks##groups)                               \
