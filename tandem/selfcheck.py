@@ -9,7 +9,7 @@ only; layers in torch, whole.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from tandem.backend import NativeBackend
 from tandem.codec.tiles import TILE_ROWS, WINDOW_INPUTS, Kind
 from tandem.errors import CheckError
+from tandem.kernels.moe import gpu_check
 from tandem.kernels.moe.check import RMS_MAX, bases_of, check_engine, decode_part
 from tandem.kernels.moe.ref import moe_ref, relative_rms
 from tandem.moe import Engine, MoeRuntime
@@ -51,6 +52,16 @@ def check_kernels(engine: Engine) -> None:
         except CheckError as problem:
             raise CheckError(f"selfcheck_failed: {problem}; {FIX}") from None
     engine.kernels_checked = True
+
+
+def check_gpu(device: torch.device, kinds: Sequence[Kind] = ("sac", "fp4")) -> None:
+    """The GPU kernels on random records of each kind and of all kinds in one layer. Raises CheckError."""
+    with _plain_defaults():
+        for some in dict.fromkeys((*((kind,) for kind in kinds), tuple(kinds))):
+            try:
+                gpu_check.check_kernels(device, some)
+            except CheckError as problem:
+                raise CheckError(f"selfcheck_failed: {problem}; {FIX}") from None
 
 
 class _Weights(NamedTuple):

@@ -34,11 +34,13 @@ class Packed(NamedTuple):
 
 def unpack(packed: Packed) -> torch.Tensor:
     """-> [..., rows, columns] fp32, exact: scale 255 is NaN, scale 0 is 2^-127, magnitudes past fp32 are infinite."""
-    values = torch.tensor(E2M1, dtype=torch.float32)
+    device = packed.codes.device
+    values = torch.tensor(E2M1, dtype=torch.float32, device=device)
     pairs = torch.stack([values.repeat(16), values.repeat_interleave(16)], dim=1)  # row = byte
     weights = pairs[packed.codes.int()].flatten(-2)
     scales = torch.ldexp(torch.ones(256), torch.arange(256) - E8M0_BIAS)
     scales[E8M0_NAN] = torch.nan
+    scales = scales.to(device)
     groups = weights.view(*weights.shape[:-1], -1, GROUP)
     return groups.mul_(scales[packed.scales.int()].unsqueeze(-1)).flatten(-2)
 

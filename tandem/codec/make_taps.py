@@ -1,8 +1,8 @@
 """Makes the constant of the sliding additive code: `python -m tandem.codec.make_taps [--seeds 0 8]`.
 
-Alternates two steps from a random start: the best nibbles for the filter (the shipped encoder on fresh Gaussian weights),
-and the filter of least squared error for the nibbles (linear regression of the weights on the signs of 12 bits). The end
-rounds the filter to integers, so that every decoder sums exactly.
+Alternates two steps from a random start: the best nibbles for the filter (the shipped encoder on fresh Gaussian
+weights), and the filter of least squared error for the nibbles (linear regression of the weights on the signs of 12
+bits). The end rounds the filter to integers, so that every decoder sums exactly.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ def encode(weights: torch.Tensor, matrix: torch.Tensor, tries: tuple[int, ...]) 
     """-> the signs that make each pair of weights [N, 12], and the pairs in units of their scale [N, 2]."""
     nibbles, scales = sac_encode(weights, BASE, tries, torch.get_num_threads(), taps_of(matrix))
     units = weights / (levels()[scales.int()] * BASE).unsqueeze(-1)
-    signs = [
-        ((nibbles.roll(tap, dims=-1).flatten() >> bit & 1).double() * 2 - 1) for tap in range(TAPS) for bit in range(BITS)
-    ]
+    rolled = [nibbles.roll(tap, dims=-1).flatten() for tap in range(TAPS)]
+    signs = [(value >> bit & 1).double() * 2 - 1 for value in rolled for bit in range(BITS)]
     return torch.stack(signs, dim=1), units.reshape(-1, 2).double()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ HEADROOM = 2.0**0.25  # of the base over the largest RMS: the steps that a windo
 @dataclass(frozen=True, slots=True)
 class SacCodec:
     """Records are tiles (tandem/codec/tiles.py), the order that the CPU kernels read. Needs the native library to
-    encode, not to decode."""
+    encode on a CPU, not to decode."""
 
     @property
     def spec(self) -> CodecSpec:
@@ -39,17 +40,20 @@ class SacCodec:
         return self._tiles(hidden, intermediate).layout()
 
     def encode(self, w1: torch.Tensor, w2: torch.Tensor, w3: torch.Tensor) -> torch.Tensor:
-        """w1, w3: [N, I, H], w2: [N, H, I] -> records [N, record_bytes] uint8. PackageError if not finite."""
+        """w1, w3: [N, I, H], w2: [N, H, I] -> records [N, record_bytes] uint8, all on one device.
+
+        Raises PackageError if not finite.
+        """
         _, intermediate, hidden = w1.shape
         tiles = self._tiles(hidden, intermediate)
-        records = torch.zeros(len(w1), tiles.layout().record_bytes, dtype=torch.uint8)
+        records = torch.zeros(len(w1), tiles.layout().record_bytes, dtype=torch.uint8, device=w1.device)
         for record, *matrices in zip(records, w1, w3, w2, strict=True):
             bases = [
                 encode_matrix(record, part, weight)
                 for part, weight in zip((tiles.w1, tiles.w3, tiles.w2), matrices, strict=True)
             ]
             start = tiles.layout().parts[-1].offset
-            record[start : start + BASES_BYTES] = torch.tensor(bases, dtype=torch.float32).view(torch.uint8)
+            record[start : start + BASES_BYTES] = torch.tensor(bases, device=w1.device).view(torch.uint8)
         return records
 
     def decode(
@@ -88,17 +92,29 @@ class SacCodec:
 
 
 def encode_matrix(record: torch.Tensor, matrix: TileMatrix, weight: torch.Tensor) -> float:
-    """weight: [rows, inputs] -> its tiles in record [bytes] uint8; returns the base. PackageError if not finite."""
-    from tandem.kernels.moe.native import sac_encode
+    """weight: [rows, inputs] -> its tiles in record [bytes] uint8, on its device; returns the base, a power of two.
 
+    Raises PackageError if not finite. The result does not depend on the device.
+    """
     weight = weight.float()
     if not torch.isfinite(weight).all():
         raise PackageError("a weight is not finite; the checkpoint is damaged")
     rows, inputs = weight.shape
-    padded = torch.zeros(matrix.tiles * TILE_ROWS, matrix.windows * WINDOW)
+    padded = torch.zeros(matrix.tiles * TILE_ROWS, matrix.windows * WINDOW, device=weight.device)
     padded[:rows, :inputs] = weight
     windows = padded.view(len(padded), matrix.windows, WINDOW)
-    base = float(windows.double().square().mean(-1).max().sqrt().float()) * HEADROOM
-    nibbles, scales = sac_encode(windows, base or 1.0, SCALE_TRIES, len(os.sched_getaffinity(0)))
+    largest_rms = float(windows.double().square().mean(-1).max().sqrt())
+    base = 2.0 ** math.frexp(largest_rms * HEADROOM)[1] if largest_rms else 1.0
+    nibbles, scales = _search(windows, base)
     write_tiles(record, matrix, nibbles, scales)
     return base
+
+
+def _search(windows: torch.Tensor, base: float) -> tuple[torch.Tensor, torch.Tensor]:
+    if windows.is_cuda:
+        from tandem.kernels.moe import gpu_encode
+
+        return gpu_encode.sac_encode(windows, base, SCALE_TRIES)
+    from tandem.kernels.moe import native
+
+    return native.sac_encode(windows, base, SCALE_TRIES, len(os.sched_getaffinity(0)))

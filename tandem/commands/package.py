@@ -23,6 +23,21 @@ CODECS: dict[CodecChoice, Literal["sac", "raw"]] = {
     CodecChoice.SAC: "sac",
     CodecChoice.RAW: "raw",
 }
+
+
+class DeviceChoice(str, Enum):
+    """What `--device` takes."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+DEVICES: dict[DeviceChoice, Literal["auto", "cpu", "cuda"]] = {
+    DeviceChoice.AUTO: "auto",
+    DeviceChoice.CPU: "cpu",
+    DeviceChoice.CUDA: "cuda",
+}
 PackageArgument = Annotated[Path, typer.Argument(metavar="PACKAGE", help="A folder that `tandem pack` made.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -50,6 +65,9 @@ def pack_command(
         str | None,
         typer.Option(help="What the model is called, by servers too. Default: the folder's or the hub's name."),
     ] = None,
+    device: Annotated[
+        DeviceChoice, typer.Option(help="What searches 2-bit codes; the package does not depend on it.")
+    ] = DeviceChoice.AUTO,
     overwrite: Annotated[bool, typer.Option(help="Replace a package or an interrupted pack in OUT.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,6 +83,7 @@ def pack_command(
         fp4_top=_top(fp4_top),
         default_fp4_top=default_fp4_top,
         routing=Routing.read(routing, PackageError) if routing is not None else None,
+        device=DEVICES[device],
     )
     with report() as progress:
         pack(source, out, options, name=name, overwrite=overwrite, report=progress)

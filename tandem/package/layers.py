@@ -10,6 +10,7 @@ import torch
 from tandem.codec.base import ExpertCodec
 from tandem.codec.fp4 import Fp4Codec
 from tandem.codec.planes import align
+from tandem.codec.sac_codec import SacCodec
 from tandem.errors import PackageError
 from tandem.package.manifest import EXPERTS_DIR, RECORD_ALIGN_BYTES, LayerEntry, Section, SectionName
 from tandem.package.routing import Routing, most_routed
@@ -54,13 +55,17 @@ def write_layer(
     planned: LayerEntry,
     codecs: Mapping[SectionName, ExpertCodec],
     advance: Callable[[int], None],
+    device: torch.device,
 ) -> LayerEntry:
-    """Write the planned file; -> the entry with its hash. At most one expert of the layer is in memory."""
+    """Write the planned file; -> the entry with its hash. At most one expert of the layer is in memory.
+
+    device: where the 2-bit code is searched; the bytes do not depend on it.
+    """
     with whole_file(out / planned.file) as file:
         for name, section in planned.sections.items():
             for position, expert in enumerate(section.experts):
                 try:
-                    record = _encode(layer, expert, codecs[name])
+                    record = _encode(layer, expert, codecs[name], device)
                 except PackageError as problem:
                     raise PackageError(f"layer {layer.layer}, expert {expert}: {problem}") from None
                 file.pad_to(section.offset + position * section.stride)
@@ -70,10 +75,12 @@ def write_layer(
     return planned.model_copy(update={"sha256": file.sha256})
 
 
-def _encode(layer: SourceLayer, expert: int, codec: ExpertCodec) -> torch.Tensor:
-    """-> [record_bytes] uint8. FP4 sources keep their codes and scales bit for bit in FP4 records."""
+def _encode(layer: SourceLayer, expert: int, codec: ExpertCodec, device: torch.device) -> torch.Tensor:
+    """-> [record_bytes] uint8 on the CPU. FP4 sources keep their codes and scales bit for bit in FP4 records."""
     if isinstance(codec, Fp4Codec) and layer.format.name == "mxfp4":
         w1, w2, w3 = (layer.packed(expert, matrix) for matrix in MATRICES)
         return codec.encode_packed(*(type(one)(one.codes[None], one.scales[None]) for one in (w1, w2, w3)))[0]
-    w1_wide, w2_wide, w3_wide = (layer.wide(expert, matrix)[None] for matrix in MATRICES)
-    return codec.encode(w1_wide, w2_wide, w3_wide)[0]
+    if not isinstance(codec, SacCodec):
+        device = torch.device("cpu")
+    w1_wide, w2_wide, w3_wide = (layer.wide(expert, matrix, device)[None] for matrix in MATRICES)
+    return codec.encode(w1_wide, w2_wide, w3_wide)[0].cpu()

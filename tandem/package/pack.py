@@ -7,8 +7,11 @@ import json
 import shutil
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from tandem.codec.base import ExpertCodec
 from tandem.codec.fp4 import Fp4Codec
@@ -61,6 +64,7 @@ class PackOptions:
     fp4_top: int | Literal["all"] = 0  # experts a layer that are also held in FP4; "all": every one, and nothing else
     default_fp4_top: int | None = None  # how many of them a server uses unless told otherwise; None: all of fp4_top
     routing: Routing | None = None  # orders experts for FP4; None: by index
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # that searches 2-bit codes; the package does not depend on it
 
 
 def pack(
@@ -82,6 +86,7 @@ def pack(
     if out.resolve() == source.resolve() or source.resolve() in out.resolve().parents:
         raise UsageError(f"{out} lies inside the checkpoint; choose another folder")
     found_name, found_revision = _origin(source)
+    device = _device(options)
     job = _plan(checkpoint, options, name or found_name, revision or found_revision)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -93,7 +98,7 @@ def pack(
             return _finished(out, journal, job.identity)
         try:
             journal.begin(job.identity)
-            return _run(out, job, journal, report)
+            return _run(out, job, journal, report, device)
         except OSError as problem:
             if problem.errno in DISK_FULL:
                 raise disk_full(out) from None
@@ -201,7 +206,15 @@ def _finished(out: Path, journal: Journal, identity: str) -> Manifest:
     return manifest
 
 
-def _run(out: Path, job: _Job, journal: Journal, report: Report) -> Manifest:
+def _device(options: PackOptions) -> torch.device:
+    """Raises UsageError when a GPU is asked for and there is none."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: this process sees no CUDA GPU; use --device cpu")
+    there = options.device != "cpu" and torch.cuda.is_available() and find_spec("cuda.bindings") is not None
+    return torch.device("cuda", torch.cuda.current_device()) if there else torch.device("cpu")
+
+
+def _run(out: Path, job: _Job, journal: Journal, report: Report, device: torch.device) -> Manifest:
     done = {entry.layer: entry for planned in job.layers if (entry := _kept_layer(out, planned, journal))}
     if done:
         report.note(f"{len(done)} of {len(job.layers)} layers were finished before and are kept")
@@ -213,7 +226,7 @@ def _run(out: Path, job: _Job, journal: Journal, report: Report) -> Manifest:
         what = f"layer {layer.layer} ({len(entries) + 1} of {len(job.layers)})"
         entry = done.get(layer.layer)
         if entry is None:
-            entry = write_layer(out, layer, planned, job.codecs, partial(report.advance, what=what))
+            entry = write_layer(out, layer, planned, job.codecs, partial(report.advance, what=what), device)
             journal.finish_layer(entry)
         else:
             report.advance(entry.bytes, what)

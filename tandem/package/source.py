@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from tandem.codec.fp4 import Packed
+from tandem.codec.fp4 import Packed, unpack
 from tandem.errors import PackageError, UnsupportedError, UsageError
 from tandem.package.formats import Block, Format, MatrixRef, check_matrix, format_of, raw_dtype, read_packed
 from tandem.package.manifest import MANIFEST_NAME
@@ -60,9 +60,13 @@ class SourceLayer:
     matrices: Mapping[tuple[int, Matrix], MatrixRef]
     format: Format
 
-    def wide(self, expert: int, matrix: Matrix) -> torch.Tensor:
-        """w1, w3: [I, H], w2: [H, I], in a float dtype that holds the source exactly."""
-        return self.format.read(self.matrices[expert, matrix])
+    def wide(self, expert: int, matrix: Matrix, device: torch.device | None = None) -> torch.Tensor:
+        """w1, w3: [I, H], w2: [H, I], in a float dtype that holds the source exactly. device: default the CPU."""
+        device = device or torch.device("cpu")
+        if self.format.name == "mxfp4" and device.type != "cpu":  # a quarter of the bytes to copy
+            codes, scales = self.packed(expert, matrix)
+            return unpack(Packed(codes.to(device), scales.to(device))).to(torch.bfloat16)
+        return self.format.read(self.matrices[expert, matrix]).to(device)
 
     def packed(self, expert: int, matrix: Matrix) -> Packed:
         """The source's own FP4; the format must be mxfp4."""

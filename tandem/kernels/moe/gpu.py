@@ -1,13 +1,8 @@
-"""The GPU kernels of a layer's routed experts (`gpu/ffn.cu`): compiled at run time by NVRTC, launched through the driver.
-
-Nobody needs nvcc: NVRTC comes with torch. A compiled image is kept under the state directory, named by its source and
-architecture.
-"""
+"""The GPU kernels of a layer's routed experts (`gpu/ffn.cu`): what a launch is told, and a call's five launches."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,8 +13,9 @@ import torch
 
 from tandem.codec.sac_taps import FILTER, FILTER_ONE
 from tandem.codec.tiles import TILE_ROWS, Kind, TileMatrix, TileRecord
-from tandem.errors import UnsupportedError, UsageError
+from tandem.errors import UsageError
 from tandem.kernels.moe.ref import Swiglu
+from tandem.kernels.nvrtc import Capability, Image, Program, checked, compile_program, load
 
 SOURCE = Path(__file__).with_name("gpu")
 KINDS: dict[Kind, int] = {"sac": 0, "fp4": 1}
@@ -29,8 +25,8 @@ PREPARE_THREADS = 256
 PAIRS_MAX = 1024  # (token, expert) pairs of a call
 ITEM_BYTES = 16 + 4 * 16
 FEATURE_BYTES = 256  # of 64 inputs of the 2-bit code; FP4 needs half
-WARPS_A_MULTIPROCESSOR = 24  # that the parts of one product are meant to fill
 SPLITS_MAX = 8
+OVERLAPS: Capability = (9, 0)  # from which a kernel may start before the one before it has ended
 PARTS_MAX = 512  # parts times pairs
 WAYS = 3  # of multiplying, which read their inputs in different forms: bytes of the 2-bit code, of FP4, planes of bits
 
@@ -42,9 +38,10 @@ class Variant(NamedTuple):
     item_rows: int  # rows of an expert that one pass serves
     few: int  # rows up to which planes are faster
     name: int  # groups of four rows
+    warps: int  # that fit a multiprocessor
 
 
-VARIANTS = (Variant(1, 1, 1, 1), Variant(8, 8, 2, 2), Variant(PAIRS_MAX, 16, 2, 4))
+VARIANTS = (Variant(1, 1, 1, 1, 24), Variant(8, 8, 2, 2, 16), Variant(PAIRS_MAX, 16, 2, 4, 12))
 
 
 class _Matrix(ctypes.Structure):
@@ -78,67 +75,21 @@ class _Params(ctypes.Structure):
     )
 
 
-def source() -> str:
-    """The whole program as one text."""
+@lru_cache(maxsize=1)
+def program() -> Program:
     text = (SOURCE / "ffn.cu").read_text(encoding="utf-8")
-    return text.replace('#include "types.cuh"', (SOURCE / "types.cuh").read_text(encoding="utf-8"))
+    return Program("ffn", text.replace('#include "types.cuh"', (SOURCE / "types.cuh").read_text(encoding="utf-8")))
 
 
-class Image(NamedTuple):
-    cubin: bytes
-    log: str  # of the compiler: registers, shared memory, spills
-
-
-def compile_for(capability: tuple[int, int]) -> Image:
+def compile_for(capability: Capability) -> Image:
     """Machine code for one architecture. Needs no GPU. Raises UnsupportedError with the compiler's words."""
-    from cuda.bindings import nvrtc
-
-    program = _checked(nvrtc.nvrtcCreateProgram(source().encode(), b"ffn.cu", 0, [], []))
-    options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17", b"--ptxas-options=-v"]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-    _checked(nvrtc.nvrtcGetProgramLog(program, log))
-    text = log.decode(errors="replace").strip("\0 \n")
-    if status:
-        raise UnsupportedError(f"the GPU kernels do not compile for sm_{capability[0]}{capability[1]}: {text[:500]}")
-    cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
-    _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
-    _checked(nvrtc.nvrtcDestroyProgram(program))
-    return Image(cubin, text)
+    return compile_program(program(), capability)
 
 
-def _checked(answer: Sequence[Any]) -> Any:
-    """The value of a driver or NVRTC call. Raises UnsupportedError."""
-    status, *values = answer
-    if status:
-        raise UnsupportedError(f"CUDA call failed: {status!r}")
-    return values[0] if values else None
-
-
-@lru_cache(maxsize=4)
-def _functions(capability: tuple[int, int], device: int) -> dict[str, Any]:
-    from cuda.bindings import driver
-
-    with torch.cuda.device(device):
-        torch.cuda.current_stream()  # makes the context
-        module = _checked(driver.cuModuleLoadData(_cubin(capability)))
-    names = ["tandem_prepare", "tandem_activate", "tandem_combine"]
-    names += [f"tandem_{step}_{variant.name}" for step in ("gate_up", "down") for variant in VARIANTS]
-    return {name: _checked(driver.cuModuleGetFunction(module, name.encode())) for name in names}
-
-
-def _cubin(capability: tuple[int, int]) -> bytes:
-    from tandem.paths import state_dir
-    from tandem.wire import write_atomic
-
-    digest = hashlib.sha256(source().encode()).hexdigest()[:16]
-    path = state_dir() / "kernels" / f"ffn-{digest}-sm_{capability[0]}{capability[1]}.cubin"
-    if path.is_file():
-        return path.read_bytes()
-    image = compile_for(capability).cubin
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, image)
-    return image
+@lru_cache(maxsize=1)
+def _names() -> tuple[str, ...]:
+    products = (f"tandem_{step}_{variant.name}" for step in ("gate_up", "down") for variant in VARIANTS)
+    return ("tandem_prepare", "tandem_activate", "tandem_combine", *products)
 
 
 class GpuLayer:
@@ -181,7 +132,7 @@ class Workspace:
         if pairs > PAIRS_MAX:
             raise UsageError(f"{tokens} tokens of {picked} experts are {pairs} pairs; {PAIRS_MAX} is the most")
         self.hidden, self.inner, self.pairs = hidden, inner, pairs
-        self.warps = torch.cuda.get_device_properties(device).multi_processor_count * WARPS_A_MULTIPROCESSOR
+        self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         windows, tiles = -(-hidden // TILE_ROWS), -(-inner // TILE_ROWS)
         parts = max(pairs, PARTS_MAX)
 
@@ -210,8 +161,8 @@ def moe_gpu(
 ) -> None:
     """x: [T, H] f32, bf16 or f16, weights: [T, K] f32, ids: [T, K] int32, contiguous on the device -> y: [T, H] as x.
 
-    Experts that are not on the device (record 0) or whose id is below 0 add nothing. Launches on torch's current stream,
-    reads nothing back: a CUDA graph can hold it. Repeats bit for bit.
+    Experts that are not on the device (record 0) or whose id is below 0 add nothing. Launches on torch's current
+    stream, reads nothing back: a CUDA graph can hold it. Repeats bit for bit.
     """
     tokens, picked = ids.shape
     pairs = tokens * picked
@@ -224,27 +175,29 @@ def moe_gpu(
         raise UsageError(f"a workspace of {workspace.pairs} pairs does not fit a call of {pairs}")
     if tokens == 0:
         return
-    functions = _functions(torch.cuda.get_device_capability(x.device), x.device.index)
+    functions = load(program(), _names(), x.device.index)
     variant = next(some for some in VARIANTS if tokens <= some.tokens)
-    params = _params(layer, workspace, x, weights, ids, y, variant)
+    warps = workspace.multiprocessors * variant.warps
+    params = _params(layer, workspace, x, weights, ids, y, variant, warps)
     argument = (ctypes.c_void_p * 1)(ctypes.addressof(params))
     stream = torch.cuda.current_stream().cuda_stream
     input_rows = pairs if layer.weight_on_input else tokens
 
     def most_warps(tasks: int, windows: int) -> int:
         """Of a product, whatever number of items the routing makes."""
-        return max(items * tasks * splits_for(workspace.warps, pairs, items * tasks, windows) for items in range(1, pairs + 1))
+        counts = [items * tasks for items in range(1, pairs + 1)]
+        return max(count * splits_for(warps, pairs, count, windows) for count in counts)
 
     gate_warps = most_warps(params.inner_tiles * 2, params.input_windows)
     down_warps = most_warps(params.hidden_tiles, params.inner_tiles)
-    for name, warps, rows, threads in (
+    for name, count, rows, threads in (
         ("tandem_prepare", PREPARE_THREADS // 32 + input_rows * params.input_windows, 1, PREPARE_THREADS),
         (f"tandem_gate_up_{variant.name}", gate_warps, 1, BLOCK_THREADS),
         ("tandem_activate", pairs * params.inner_tiles, 1, 128),
         (f"tandem_down_{variant.name}", down_warps, 1, BLOCK_THREADS),
         ("tandem_combine", 8 * params.hidden_tiles, tokens, 256),
     ):
-        _launch(functions[name], -(-warps // (threads // 32)), rows, threads, stream, argument)
+        _launch(functions[name], -(-count // (threads // 32)), rows, threads, stream, argument)
 
 
 def _launch(function: Any, columns: int, rows: int, threads: int, stream: int, argument: Any) -> None:
@@ -254,11 +207,12 @@ def _launch(function: Any, columns: int, rows: int, threads: int, stream: int, a
     config.gridDimX, config.gridDimY, config.gridDimZ = columns, rows, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.hStream = stream
-    overlap = driver.CUlaunchAttribute()  # begin before the kernel before has ended; the kernel waits where it must
-    overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    overlap.value.programmaticStreamSerializationAllowed = 1
-    config.attrs, config.numAttrs = [overlap], 1
-    _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(argument), 0))
+    if torch.cuda.get_device_capability() >= OVERLAPS:
+        overlap = driver.CUlaunchAttribute()  # begin before the kernel before has ended; the kernel waits where it must
+        overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [overlap], 1
+    checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(argument), 0))
 
 
 def _params(
@@ -269,6 +223,7 @@ def _params(
     ids: torch.Tensor,
     y: torch.Tensor,
     variant: Variant,
+    warps: int,
 ) -> _Params:
     windows, tiles = -(-layer.hidden // TILE_ROWS), -(-layer.inner // TILE_ROWS)
     params = _Params(
@@ -280,7 +235,7 @@ def _params(
         dtype=DTYPES[x.dtype], weight_on_input=layer.weight_on_input,
         item_rows=variant.item_rows, few=variant.few, ways=_ways(layer, variant), inner=layer.inner,
         input_windows=windows, inner_tiles=tiles, hidden_tiles=windows,
-        warps=space.warps,
+        warps=warps,
     )  # fmt: skip
     for name in ("items", "item_count", "item_of", "h_features", "h_units", "gate_parts", "down_parts"):
         setattr(params, name, getattr(space, name).data_ptr())
@@ -315,4 +270,3 @@ def _kind(code: TileRecord) -> _Kind:
 
     bases = -1 if code.bases_offset is None else code.bases_offset
     return _Kind(matrix(code.w1), matrix(code.w3), matrix(code.w2), bases)
-

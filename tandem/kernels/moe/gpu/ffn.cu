@@ -282,11 +282,13 @@ __device__ __forceinline__ uint2 pair_at(unsigned shared) {
   return v;
 }
 
+// 16 rows of 32 bytes times 8 columns, onto `sum`, or onto 0 if it is the first.
 __device__ __forceinline__ void multiply(int (&sum)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                                         unsigned b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+                                         unsigned b1, bool first) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+      : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(first ? 0 : sum[0]), "r"(first ? 0 : sum[1]),
+        "r"(first ? 0 : sum[2]), "r"(first ? 0 : sum[3]));
 }
 
 // 16 rows of 128 bits (a lane's word of rows g and g + 8) and 8 bit planes: how often both are set.
@@ -343,8 +345,8 @@ __device__ __forceinline__ bool has_zero(uint2 bytes) {
 
 // Four rows of one window as they multiply: word r holds four code bytes of row r.
 template <int kKind, int kGroups>
-__device__ __forceinline__ void add_rows(const unsigned (&row)[4], const unsigned (&b)[kGroups][8], int groups,
-                                         int (&sum)[kGroups][2][4]) {
+__device__ __forceinline__ void multiply_rows(const unsigned (&row)[4], const unsigned (&b)[kGroups][8],
+                                              int (&sum)[kGroups][2][4]) {
 #pragma unroll
   for (int i = 0; i < (kKind == kSac ? 4 : 1); i++) {
     unsigned a[4][2];
@@ -360,9 +362,8 @@ __device__ __forceinline__ void add_rows(const unsigned (&row)[4], const unsigne
     }
 #pragma unroll
     for (int n = 0; n < kGroups; n++) {
-      if (kGroups > 1 && n >= groups) break;
-      multiply(sum[n][0], a[0][0], a[1][0], a[0][1], a[1][1], b[n][2 * i], b[n][2 * i + 1]);
-      multiply(sum[n][1], a[2][0], a[3][0], a[2][1], a[3][1], b[n][2 * i], b[n][2 * i + 1]);
+      multiply(sum[n][0], a[0][0], a[1][0], a[0][1], a[1][1], b[n][2 * i], b[n][2 * i + 1], i == 0);
+      multiply(sum[n][1], a[2][0], a[3][0], a[2][1], a[3][1], b[n][2 * i], b[n][2 * i + 1], i == 0);
     }
   }
 }
@@ -370,7 +371,7 @@ __device__ __forceinline__ void add_rows(const unsigned (&row)[4], const unsigne
 // A warp's walk over the windows first..last-1 of 64 rows: `use(window, codes, scales)` gets bytes 4 i + t of rows
 // 8 g .. 8 g + 7, and these rows' scales. `ready` runs once, when the first codes are on their way and inputs may be read.
 template <class Ready, class Use>
-__device__ __forceinline__ void walk(unsigned ring, const unsigned char* tile, long long stride, int first, int last,
+__device__ __forceinline__ void walk_over(unsigned ring, const unsigned char* tile, long long stride, int first, int last,
                                      const Ready& ready, const Use& use) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   unsigned filled = ring, read = ring + 64 * t + 8 * g;
@@ -433,7 +434,7 @@ __device__ __forceinline__ void count_product(unsigned ring, const unsigned char
     }
   };
   const auto ready = [&] { read_ahead(first); };
-  walk(ring, tile, stride, first, last, ready, [&](int w, const uint2(&codes)[4], uint2 scales) {
+  walk_over(ring, tile, stride, first, last, ready, [&](int w, const uint2(&codes)[4], uint2 scales) {
 #pragma unroll
     for (int n = 0; n < kFew; n++) {
       plane[n][0] = next_plane[n][0], plane[n][1] = next_plane[n][1];
@@ -473,19 +474,21 @@ __device__ __forceinline__ void count_product(unsigned ring, const unsigned char
     }
 }
 
-// For up to 4 * kGroups rows of the item: y[n][i] is row 8 g + i of input 4 n + t. features: of this lane's input and part,
+// For 4 * kGroups rows of the item, or fewer: y[n][i] is row 8 g + i of input 4 n + t. features: of this lane's input and part,
 // null for none; units: of this lane's output input.
 template <int kKind, int kGroups>
 __device__ __forceinline__ void byte_product(unsigned ring, const unsigned char* tile, long long stride, int first, int last,
                                              const unsigned char* const (&feature)[kGroups],
-                                             const float2* const (&units)[kGroups], int groups, float (&y)[kGroups][8]) {
+                                             const float2* const (&units)[kGroups], float (&y)[kGroups][8]) {
   constexpr int kFeatureBytes = kKind == kSac ? 256 : 64, kLaneBytes = kFeatureBytes / 8;  // of a window; a lane's own
   const int t = threadIdx.x & 3;
-  walk(ring, tile, stride, first, last, [] {}, [&](int w, const uint2(&codes)[4], uint2 scales) {
+  walk_over(ring, tile, stride, first, last, [] {}, [&](int w, const uint2(&codes)[4], uint2 scales) {
     const bool zeros = kKind == kSac && __any_sync(kFull, has_zero(scales));
     unsigned b[kGroups][8];
+    float2 unit[kGroups];
 #pragma unroll
     for (int n = 0; n < kGroups; n++) {
+      unit[n] = units[n] == nullptr ? make_float2(0.0f, 0.0f) : units[n][w];
 #pragma unroll
       for (int i = 0; i < 8; i++) b[n][i] = 0;
       if (feature[n] != nullptr) {
@@ -506,28 +509,22 @@ __device__ __forceinline__ void byte_product(unsigned ring, const unsigned char*
       float scale[4];
       int sum[kGroups][2][4];
       half_rows<kKind>(codes, scales, zeros, half, row, scale);
-#pragma unroll
-      for (int n = 0; n < kGroups; n++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) sum[n][i >> 2][i & 3] = 0;
-      add_rows<kKind, kGroups>(row, b, groups, sum);
+      multiply_rows<kKind, kGroups>(row, b, sum);
 #pragma unroll
       for (int n = 0; n < kGroups; n++) {
-        if (kGroups > 1 && n >= groups) break;
-        const float2 unit = units[n] == nullptr ? make_float2(0.0f, 0.0f) : units[n][w];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           const float total = static_cast<float>(sum[n][i >> 1][2 * (i & 1)] * 128 + sum[n][i >> 1][2 * (i & 1) + 1]);
-          y[n][4 * half + i] = fmaf(total - unit.y, scale[i] * unit.x, y[n][4 * half + i]);
+          y[n][4 * half + i] = fmaf(total - unit[n].y, scale[i] * unit[n].x, y[n][4 * half + i]);
         }
       }
     }
   });
 }
 
-template <int kGroups>
+template <bool kSingle>
 __device__ __forceinline__ int pair_of(const Item& item, int row) {
-  return item.pair[kGroups > 1 ? row : 0];
+  return item.pair[kSingle ? 0 : row];
 }
 
 // Where the inputs of an item's rows lie.
@@ -546,6 +543,42 @@ __device__ __forceinline__ void store(float* part, const float (&y)[8]) {
   __stcg(to + 1, make_float4(y[4], y[5], y[6], y[7]));
 }
 
+// What a warp walks over.
+struct Walk {
+  unsigned ring;
+  const unsigned char* tile;
+  long long stride;
+  int first, last;
+};
+
+// As many groups of four rows as the item has, each number of them a program of its own. kSingle: items have one row.
+template <int kKind, int kGroups, bool kSingle>
+__device__ __forceinline__ void multiply_groups(const Params& p, const Item& item, const Walk& walk, const Inputs& in,
+                                                float* part, long long part_stride) {
+  if constexpr (kGroups > 1) {
+    constexpr int kFewer = kGroups / 2;  // 4, 2 or 1
+    if (item.rows <= 4 * kFewer) return multiply_groups<kKind, kFewer, kSingle>(p, item, walk, in, part, part_stride);
+  }
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const unsigned char* feature[kGroups];
+  const float2* units[kGroups];
+  float y[kGroups][8];
+#pragma unroll
+  for (int n = 0; n < kGroups; n++) {
+    const int input = 4 * n + (g >> 1), output = 4 * n + t;
+    feature[n] = nullptr, units[n] = nullptr;
+    if (input < item.rows)
+      feature[n] = in.features + in.row(p, pair_of<kSingle>(item, input)) * in.feature_stride + (g & 1) * (kKind == kSac ? 128 : 32);
+    if (output < item.rows) units[n] = in.units + in.row(p, pair_of<kSingle>(item, output)) * in.unit_stride;
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[n][i] = 0.0f;
+  }
+  byte_product<kKind, kGroups>(walk.ring, walk.tile, walk.stride, walk.first, walk.last, feature, units, y);
+#pragma unroll
+  for (int n = 0; n < kGroups; n++)
+    if (4 * n + t < item.rows) store(part + pair_of<kSingle>(item, 4 * n + t) * part_stride, y[n]);
+}
+
 // One warp's part of one tile of an item: rows [pair][64] at `part`.
 template <int kFew, int kGroups>
 __device__ __forceinline__ void multiply_part(const Params& p, const Item& item, const Matrix& matrix, int tile, int split,
@@ -561,7 +594,7 @@ __device__ __forceinline__ void multiply_part(const Params& p, const Item& item,
     float y[kFew][8];
 #pragma unroll
     for (int n = 0; n < kFew; n++) {
-      const long long row = in.row(p, pair_of<kGroups>(item, min(n, item.rows - 1)));
+      const long long row = in.row(p, pair_of<kGroups == 1>(item, min(n, item.rows - 1)));
       feature[n] = in.features + row * in.feature_stride;
       units[n] = in.units + row * in.unit_stride;
 #pragma unroll
@@ -570,31 +603,15 @@ __device__ __forceinline__ void multiply_part(const Params& p, const Item& item,
     count_product<kFew>(ring, at, matrix.window_stride, first, last, feature, units, item.rows, y);
 #pragma unroll
     for (int n = 0; n < kFew; n++)
-      if (n < item.rows && t == n) store(part + pair_of<kGroups>(item, n) * part_stride, y[n]);
+      if (n < item.rows && t == n) store(part + pair_of<kGroups == 1>(item, n) * part_stride, y[n]);
     return;
   }
-  const int groups = (item.rows + 3) >> 2;
-  const unsigned char* feature[kGroups];
-  const float2* units[kGroups];
-  float y[kGroups][8];
-#pragma unroll
-  for (int n = 0; n < kGroups; n++) {
-    const int input = 4 * n + (g >> 1), output = 4 * n + t;
-    feature[n] = nullptr, units[n] = nullptr;
-    if (input < item.rows)
-      feature[n] = in.features + in.row(p, pair_of<kGroups>(item, input)) * in.feature_stride + (g & 1) * (way == kSacBytes ? 128 : 32);
-    if (output < item.rows) units[n] = in.units + in.row(p, pair_of<kGroups>(item, output)) * in.unit_stride;
-#pragma unroll
-    for (int i = 0; i < 8; i++) y[n][i] = 0.0f;
-  }
+  const Walk walk{ring, at, matrix.window_stride, first, last};
   if (way == kFp4Bytes) {
-    byte_product<kFp4, kGroups>(ring, at, matrix.window_stride, first, last, feature, units, groups, y);
-  } else if (kGroups > 1) {  // with one row an item there are planes
-    byte_product<kSac, kGroups>(ring, at, matrix.window_stride, first, last, feature, units, groups, y);
+    multiply_groups<kFp4, kGroups, kGroups == 1>(p, item, walk, in, part, part_stride);
+  } else if constexpr (kGroups > 1) {  // with one row an item there are planes
+    multiply_groups<kSac, kGroups, false>(p, item, walk, in, part, part_stride);
   }
-#pragma unroll
-  for (int n = 0; n < kGroups; n++)
-    if (4 * n + t < item.rows) store(part + pair_of<kGroups>(item, 4 * n + t) * part_stride, y[n]);
 }
 
 // How many warps share one tile of a product, so that all of them fill the GPU.
@@ -788,7 +805,7 @@ extern "C" __global__ void __launch_bounds__(256) tandem_prepare(const __grid_co
                p.x_units[way] + row * p.x_unit_stride[way] + window * (way == kFp4Bytes ? 2 : 1), 1.0f);
 }
 
-constexpr int kBlocks1 = 6, kBlocks2 = 4, kBlocks4 = 2;  // a multiprocessor
+constexpr int kBlocks1 = 6, kBlocks2 = 4, kBlocks4 = 3;  // a multiprocessor
 
 #define TANDEM_KERNELS(few, groups)                                                                          \
   extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocks##groups)                               \

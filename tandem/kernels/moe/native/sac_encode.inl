@@ -6,44 +6,42 @@
 namespace tandem {
 namespace {
 
-typedef float Floats __attribute__((vector_size(4 * kSacNibbles)));
 typedef std::int32_t Ints __attribute__((vector_size(4 * kSacNibbles)));
 
-constexpr float kFar = 1e30f;
+constexpr std::int32_t kFar = 1 << 29;
 constexpr int kLead = 8;  // blocks before and after the window from which the first pass knows its neighbours
 
+// State = own nibble + 16 * the one before.
 struct Trellis {
-  float cost[kSacStates];
+  std::int32_t cost[kSacStates];  // a multiple of 16
   std::uint8_t from[kSacBlocks + 2 * kLead][kSacStates];  // the nibble that fell out of the state
 };
 
-// One block: every state (own nibble, previous) from its best predecessor.
-void advance(const SacTaps& taps, float x0, float x1, Trellis& t, std::uint8_t* from) {
-  float slope0[kSacStates], slope1[kSacStates], rest[kSacStates];
-  for (int s = 0; s < kSacStates; s++) {
-    const float r0 = x0 - taps.before[s][0], r1 = x1 - taps.before[s][1];
-    rest[s] = t.cost[s] + r0 * r0 + r1 * r1;
-    slope0[s] = -2.0f * r0;
-    slope1[s] = -2.0f * r1;
-  }
-  Floats first0, first1;
-  std::memcpy(&first0, taps.first[0], sizeof first0);
-  std::memcpy(&first1, taps.first[1], sizeof first1);
-  const Floats own = first0 * first0 + first1 * first1;
-  for (int p = 0; p < kSacNibbles; p++) {  // the previous nibble
-    Floats best = rest[p] + slope0[p] * first0 + slope1[p] * first1;
-    Ints which = {};
-    for (int q = 1; q < kSacNibbles; q++) {  // the one before it, which falls out
-      const int s = p + kSacNibbles * q;
-      const Floats e = rest[s] + slope0[s] * first0 + slope1[s] * first1;
-      const Ints less = e < best;
-      best = less ? e : best;
-      which = less ? Ints{} + q : which;
+inline Ints of(const std::int32_t* values) {
+  Ints vector;
+  std::memcpy(&vector, values, sizeof vector);
+  return vector;
+}
+
+// One block. With y = x - last, the squared error is |y|^2 - 2 y older - 2 y own + (|older|^2 + 2 older own) + |own|^2: the
+// older nibble is chosen by an addition and a minimum for each own nibble.
+void advance(const SacTaps& taps, std::int32_t x0, std::int32_t x1, Trellis& t, std::uint8_t* from) {
+  std::int32_t next[kSacStates];
+  const Ints own0 = of(taps.own[0]), own1 = of(taps.own[1]), energy = of(taps.energy);
+  for (int p = 0; p < kSacNibbles; p++) {  // the last nibble
+    const std::int32_t y0 = x0 - taps.last[p][0], y1 = x1 - taps.last[p][1], square = y0 * y0 + y1 * y1;
+    Ints best = {};
+    for (int q = 0; q < kSacNibbles; q++) {  // the older one, which falls out
+      const std::int32_t cost =
+          t.cost[p + kSacNibbles * q] + 16 * (square - 2 * (y0 * taps.older[q][0] + y1 * taps.older[q][1]));
+      const Ints e = of(taps.cross[q]) + cost;
+      best = q == 0 ? e : e < best ? e : best;
     }
-    best += own;
-    std::memcpy(t.cost + kSacNibbles * p, &best, sizeof best);
-    for (int a = 0; a < kSacNibbles; a++) from[a + kSacNibbles * p] = static_cast<std::uint8_t>(which[a]);
+    const Ints cost = (best & ~15) + 16 * (energy - 2 * (y0 * own0 + y1 * own1));
+    std::memcpy(next + kSacNibbles * p, &cost, sizeof cost);
+    for (int a = 0; a < kSacNibbles; a++) from[a + kSacNibbles * p] = static_cast<std::uint8_t>(best[a] & 15);
   }
+  std::memcpy(t.cost, next, sizeof next);
 }
 
 int best_state(const Trellis& t) {
@@ -55,7 +53,7 @@ int best_state(const Trellis& t) {
 
 int previous(int state, std::uint8_t dropped) { return state / kSacNibbles + kSacNibbles * dropped; }
 
-float encode(const SacTaps& taps, const float* x, bool rough, std::uint8_t* nibbles) {
+std::int32_t encode(const SacTaps& taps, const std::int32_t* x, bool rough, std::uint8_t* nibbles) {
   Trellis t;
   std::memset(t.cost, 0, sizeof t.cost);
   const int lead = rough ? 0 : kLead;
@@ -64,19 +62,19 @@ float encode(const SacTaps& taps, const float* x, bool rough, std::uint8_t* nibb
     advance(taps, x[2 * block], x[2 * block + 1], t, t.from[step]);
   }
   int state = best_state(t);
-  if (rough) return t.cost[state];
+  if (rough) return t.cost[state] / 16;
   for (int step = kSacBlocks + 2 * lead - 1; step >= kSacBlocks + lead; step--)
     state = previous(state, t.from[step][state]);
   const int seam = state;  // after block 31, and so before block 0
-  for (float& cost : t.cost) cost = kFar;
-  t.cost[seam] = 0.0f;
+  for (std::int32_t& cost : t.cost) cost = kFar;
+  t.cost[seam] = 0;
   for (int block = 0; block < kSacBlocks; block++) advance(taps, x[2 * block], x[2 * block + 1], t, t.from[block]);
   state = seam;
   for (int block = kSacBlocks - 1; block >= 0; block--) {
     nibbles[block] = static_cast<std::uint8_t>(state % kSacNibbles);
     state = previous(state, t.from[block][state]);
   }
-  return t.cost[seam];
+  return t.cost[seam] / 16;
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 namespace tandem {
 
-float sac_encode_scalar(const SacTaps& taps, const float* x, bool rough, std::uint8_t* nibbles) {
+std::int32_t sac_encode_scalar(const SacTaps& taps, const std::int32_t* x, bool rough, std::uint8_t* nibbles) {
   return encode(taps, x, rough, nibbles);
 }
 

@@ -27,10 +27,20 @@ constexpr int kInputs = 2 * kSacBlocks, kTop = 255;
 SacTaps make_taps(const float* taps) {  // [3][2][16]
   SacTaps made;
   for (int d = 0; d < 2; d++)
-    for (int k = 0; k < kSacNibbles; k++) made.first[d][k] = taps[d * kSacNibbles + k];
-  for (int s = 0; s < kSacStates; s++)
-    for (int d = 0; d < 2; d++)
-      made.before[s][d] = taps[(2 + d) * kSacNibbles + s % kSacNibbles] + taps[(4 + d) * kSacNibbles + s / kSacNibbles];
+    for (int k = 0; k < kSacNibbles; k++) {
+      const auto whole = [&](int tap) {
+        return static_cast<std::int32_t>(std::lrint(taps[(2 * tap + d) * kSacNibbles + k] * kSacOne));
+      };
+      made.own[d][k] = whole(0), made.last[k][d] = whole(1), made.older[k][d] = whole(2);
+    }
+  for (int a = 0; a < kSacNibbles; a++) {
+    const std::int32_t own0 = made.own[0][a], own1 = made.own[1][a];
+    made.energy[a] = own0 * own0 + own1 * own1;
+    for (int q = 0; q < kSacNibbles; q++) {
+      const std::int32_t old0 = made.older[q][0], old1 = made.older[q][1];
+      made.cross[q][a] = 16 * (old0 * old0 + old1 * old1 + 2 * (old0 * own0 + old1 * own1)) + q;
+    }
+  }
   return made;
 }
 
@@ -59,10 +69,13 @@ void encode_window(const Job& job, const float* w, std::uint8_t* nibbles, std::u
     return;
   }
   const int first = byte_of(job, static_cast<float>(std::sqrt(energy / kInputs)));
-  float x[kInputs];
+  std::int32_t x[kInputs];
   const auto units = [&](int byte) {
     const float step = job.levels[byte] * job.base;
-    for (int i = 0; i < kInputs; i++) x[i] = w[i] / step;
+    for (int i = 0; i < kInputs; i++) {
+      const float limit = kSacLimit;
+      x[i] = static_cast<std::int32_t>(std::lrint(std::clamp(w[i] / step * kSacOne, -limit, limit)));
+    }
     return step;
   };
   int chosen = first;
@@ -70,7 +83,7 @@ void encode_window(const Job& job, const float* w, std::uint8_t* nibbles, std::u
   for (int i = 0; i < job.count; i++) {
     const int byte = std::clamp(first + job.tries[i], 1, kTop);
     const float step = units(byte);
-    const float error = job.encode(job.taps, x, true, nullptr) * step * step;
+    const float error = static_cast<float>(job.encode(job.taps, x, true, nullptr)) * step * step;
     if (i == 0 || error < least) least = error, chosen = byte;
   }
   units(chosen);
