@@ -77,7 +77,7 @@ def mini_table_command(
     out: Path | None = typer.Option(None, metavar="DIR", help="folder of the records; a started run goes on"),
     as_json: bool = typer.Option(False, "--json", help="the table as JSON"),
 ) -> None:
-    """Boot the mini model in bf16, as 2-bit codes + FP4, as 2-bit codes only; print each one's accuracy on three tasks."""
+    """Boot the mini model in bf16, as 2-bit codes + FP4, as 2-bit codes only; print each accuracy on three tasks."""
     folder = out or new_folder("mini-table")
     rows = mini_table(folder, limit=limit, boot_timeout_s=boot_timeout_s, model=model, tell=say)
     if as_json:
