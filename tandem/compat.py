@@ -158,6 +158,41 @@ def step() -> tuple[bool, torch.Tensor | None]:
     return context.attn_metadata is not None, getattr(context, "is_padding", None)
 
 
+class MarlinFp4(NamedTuple):
+    """vLLM's experts in FP4 with Marlin's kernels, as its MarlinExperts calls them."""
+
+    version: str
+    moe: Callable[..., Any]  # fused_marlin_moe
+    prepare: Callable[..., Any]  # checkpoint order -> Marlin's
+    locks: Callable[[Any], Any]  # device -> its zeroed workspace
+    moe_sum: Callable[..., None]  # (results, y, ids, map of experts)
+    silu: Any
+    activation_config: Callable[..., Any]
+    quant_type_id: int
+
+
+def marlin_fp4() -> MarlinFp4:
+    """For `tandem bench gpu --peer marlin`; not a dependency of the engine. Raises what a failing import raises."""
+    experts = importlib.import_module(f"{_MOE}.experts.marlin_moe")
+    order = importlib.import_module(f"{_QUANTIZATION}.utils.marlin_utils_fp4")
+    activation = importlib.import_module(f"{_MOE}.activation")
+    operators = importlib.import_module("vllm._custom_ops")
+
+    def moe_sum(results: Any, y: Any, _ids: Any, _map: Any) -> None:
+        operators.moe_sum(results, y)
+
+    return MarlinFp4(
+        version=vllm_version(),
+        moe=experts.fused_marlin_moe,
+        prepare=order.prepare_moe_mxfp4_layer_for_marlin,
+        locks=experts.get_marlin_workspace,
+        moe_sum=moe_sum,
+        silu=activation.MoEActivation.SILU,
+        activation_config=activation.ApplyMoEActivationConfig,
+        quant_type_id=experts.scalar_types.float4_e2m1f.id,
+    )
+
+
 _REFUSED: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("expert parallelism", "drop --enable-expert-parallel", lambda c: c.parallel_config.enable_expert_parallel),
     ("EPLB", "drop --enable-eplb", lambda c: c.parallel_config.enable_eplb),

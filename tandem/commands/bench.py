@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tandem.commands.bench_gpu import gpu
+from tandem.commands.bench_parts import names, numbers, print_table, report_console
 from tandem.console import emit_json, say
 from tandem.errors import UsageError
 
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
 
 KINDS = ("sac", "fp4")
 KT_PEERS = ("kt-mxfp4", "kt-rawint4", "kt-int4")
-PLAIN_WIDTH = 160  # columns of a table that is written to a file
 
 
 def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measure the kernels on this box.", no_args_is_help=True)
     bench.command("cpu")(cpu)
+    bench.command("gpu")(gpu)
     app.add_typer(bench, name="bench")
 
 
@@ -48,12 +50,12 @@ def cpu(
     from tandem.topology import usable_cpus
     from tandem.versions import TANDEM
 
-    kinds = tuple(name for name in KINDS if name in _names(kind, "--kind", KINDS))
+    kinds = tuple(name for name in KINDS if name in names(kind, "--kind", KINDS))
     plan = Plan(
         kinds=kinds,  # type: ignore[arg-type]  # names of KINDS
-        kernels=tuple(_names(kernel, "--kernel")),
-        threads=tuple(_numbers(threads, "--threads")),
-        tokens=tuple(_numbers(tokens, "--tokens")) or (1,),
+        kernels=tuple(names(kernel, "--kernel")),
+        threads=tuple(numbers(threads, "--threads")),
+        tokens=tuple(numbers(tokens, "--tokens")) or (1,),
         passes=passes,
     )
     cpus = usable_cpus()
@@ -69,27 +71,11 @@ def _peers(text: str, python: str, plan: Plan, cpus: Sequence[Cpu]) -> list[Peer
     from tandem.bench.cpu import least_bytes
     from tandem.bench.peer_kt import KtPeer
 
-    names = _names(text, "--peer", ("kt", *KT_PEERS))
-    if names and shutil.which(python) is None:
+    asked = names(text, "--peer", ("kt", *KT_PEERS))
+    if asked and shutil.which(python) is None:
         raise UsageError(f"--peer-python {python}: no such program")
-    chosen = KT_PEERS if "kt" in names else tuple(name for name in KT_PEERS if name in names)
+    chosen = KT_PEERS if "kt" in asked else tuple(name for name in KT_PEERS if name in asked)
     return [KtPeer(name[3:], tuple(cpus), least_bytes(cpus), plan.passes, python) for name in chosen]
-
-
-def _names(text: str, flag: str, valid: tuple[str, ...] | None = None) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if valid is not None and name not in valid:
-            raise UsageError(f"{flag} {name}: the valid names are {', '.join(valid)}")
-    return names
-
-
-def _numbers(text: str, flag: str) -> list[int]:
-    names = _names(text, flag)
-    for name in names:
-        if not name.isdigit() or int(name) < 1:
-            raise UsageError(f"{flag} {name}: not a whole number of at least 1")
-    return [int(name) for name in names]
 
 
 def as_document(plan: Plan, report: Report) -> dict[str, Any]:
@@ -108,12 +94,7 @@ def as_document(plan: Plan, report: Report) -> dict[str, Any]:
 
 
 def show(model: str, version: str, plan: Plan, report: Report) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
+    console = report_console()
     shape = plan.geometry
     console.print(
         f"{model}, Tandem {version}: {shape.picked} experts of {shape.hidden} x {shape.inner}, no expert twice in "
@@ -123,15 +104,8 @@ def show(model: str, version: str, plan: Plan, report: Report) -> None:
     for failure in report.pin_failures:
         console.print(f"not pinned: {failure}")
 
-    def table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-        grid = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for column in columns:
-            grid.add_column(column, justify="right")
-        for row in rows:
-            grid.add_row(*row)
-        console.print(grid)
-
-    table(
+    print_table(
+        console,
         "one core, codes in L2",
         ("code", "kernel", "tokens", "weights/cycle", "G weights/s", "GHz"),
         [
@@ -139,19 +113,22 @@ def show(model: str, version: str, plan: Plan, report: Report) -> None:
             for r in report.core
         ],
     )
-    table(
+    print_table(
+        console,
         "reading memory",
         ("threads", "GB/s", "one stream", "prefetch", "four streams"),
         [(str(r.threads), f"{r.gb_s:.1f}", *(f"{loop:.1f}" for loop in r.loops_gb_s)) for r in report.reads],
     )
     columns = ("code", "kernel", "threads", "tokens", "n", "ms median", "min", "p90", "GB/s", "of read")
-    table(
+    print_table(
+        console,
         "one layer's experts from memory",
         (*columns, "G weights/s/core", "weights/cycle"),
         [layer_cells(row) for row in report.layers],
     )
     if report.peers:
-        table(
+        print_table(
+            console,
             "peers, the same number of experts of the same shape from memory, one token",
             ("peer", "threads", "n", "ms an expert", "ms a token, median", "min", "p90"),
             [peer_cells(row) for row in report.peers],
@@ -173,7 +150,7 @@ def peer_cells(row: PeerRate) -> tuple[str, ...]:
 
 
 def layer_cells(row: LayerRate) -> tuple[str, ...]:
-    names = (row.kind, row.kernel, str(row.threads), str(row.tokens), str(row.calls))
+    labels = (row.kind, row.kernel, str(row.threads), str(row.tokens), str(row.calls))
     times = (f"{row.ms_median:.3f}", f"{row.ms_min:.3f}", f"{row.ms_p90:.3f}")
     rates = (f"{row.gb_s:.1f}", f"{row.read_share:.0%}", f"{row.gweights_s_core:.1f}", f"{row.weights_per_cycle:.1f}")
-    return (*names, *times, *rates)
+    return (*labels, *times, *rates)
