@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from studies.gpu.experts import Experts, gate_up
 from studies.gpu.variants import Product
 from tandem.errors import CheckError
 from tandem.kernels.moe.ref import relative_rms
@@ -12,16 +11,11 @@ from tandem.kernels.moe.ref import relative_rms
 RMS_MAX = 1e-3  # 15-bit features are about 1e-4 off, fp32 tables 1e-7
 
 
-def error_of(product: Product, experts: Experts, x: torch.Tensor, ids: torch.Tensor) -> float:
-    """x: [hidden] bf16, ids: [picked] int32 -> relative RMS over all rows of all picked experts.
+def error_of(product: Product, expected: torch.Tensor, x: torch.Tensor, ids: torch.Tensor) -> float:
+    """x: [hidden] bf16, ids: [picked] int32, expected: [picked, 2 * inner] -> relative RMS of all rows.
 
     The result's memory holds NaN before. Raises CheckError above RMS_MAX.
     """
-    return compared(product, torch.stack([gate_up(experts, expert, x) for expert in ids.tolist()]), x, ids)
-
-
-def compared(product: Product, expected: torch.Tensor, x: torch.Tensor, ids: torch.Tensor) -> float:
-    """As `error_of`; expected: [picked, 2 * inner] fp32."""
     product.parts.fill_(torch.nan)
     product.prepare(x)
     product.multiply(ids)

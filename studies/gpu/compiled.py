@@ -1,16 +1,19 @@
-"""`python -m studies.gpu.compiled`: each variant in each shape as machine code for sm_90, and what it uses. No GPU needed."""
+"""`python -m studies.gpu.compiled`: what each kernel uses as machine code for sm_90, in each shape. Needs no GPU."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from studies.gpu.tables import features, lookup_tables
 from studies.gpu.variants import PRODUCTS, SHAPES, Shape
 
 WINDOWS, TILES = 80, 36  # 5120 inputs, 2304 rows
+TABLE_NAMES = ("tables", "operand", "factors", "takes")
 
 
 class Resources(NamedTuple):
@@ -27,23 +30,35 @@ def signature(variant: str) -> dict[str, str]:
 
 def compile_shape(variant: str, shape: Shape, *, overlap: bool = True) -> Any:
     """-> Triton's compiled kernel, for compute capability 9.0."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
     constants = shape.constants(variant) | {"windows": WINDOWS, "tiles": TILES, "overlap": overlap}
     pointers = signature(variant)
+    return compile_kernel(PRODUCTS[variant], pointers, constants, warps=shape.warps, stages=shape.stages)
+
+
+def compile_tables(variant: str) -> Any:
+    """-> the kernel that makes what the product reads instead of x."""
+    outputs = [name for name in signature(variant) if name in TABLE_NAMES]
+    types = {"x": "*bf16", "filters": "*fp32"} | {name: signature(variant)[name] for name in outputs}
+    kernel = features if variant == "computed" else lookup_tables
+    return compile_kernel(kernel, types | {"hidden": "i32"}, {"overlap": True}, warps=1, stages=1)
+
+
+def compile_kernel(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], warps: int, stages: int) -> Any:
+    """types: of the arguments in order, all of them multiples of 16."""
+    import triton  # type: ignore[import-not-found,unused-ignore]
+    from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found,unused-ignore]
+
     source = triton.compiler.ASTSource(
-        PRODUCTS[variant],
-        signature=pointers | dict.fromkeys(constants, "constexpr"),
-        constexprs=constants,
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(pointers))},
+        kernel,
+        signature={**types, **dict.fromkeys(constants, "constexpr")},
+        constexprs=dict(constants),
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(types))},
     )
-    options = {"num_warps": shape.warps, "num_stages": shape.stages}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
 
 
 def resources(kernel: Any) -> Resources:
-    from triton.backends import nvidia
+    from triton.backends import nvidia  # type: ignore[import-not-found,unused-ignore]
 
     tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -60,12 +75,17 @@ def resources(kernel: Any) -> Resources:
 
 
 def main() -> None:
-    print("| variant | shape | registers | spilled bytes | shared bytes | instructions |")
+    print("| kernel | shape | registers | spilled bytes | shared bytes | instructions |")
     print("| --- | --- | --- | --- | --- | --- |")
+    for variant in ("l1_gather", "computed"):
+        _row("lookup_tables" if variant == "l1_gather" else "features", "a warp a window", compile_tables(variant))
     for variant, shapes in SHAPES.items():
         for shape in shapes:
-            used = resources(compile_shape(variant, shape))
-            print(f"| {variant} | {shape.label(variant)} | {' | '.join(map(str, used))} |", flush=True)
+            _row(variant, shape.label(variant), compile_shape(variant, shape))
+
+
+def _row(name: str, shape: str, kernel: Any) -> None:
+    print(f"| {name} | {shape} | {' | '.join(map(str, resources(kernel)))} |", flush=True)
 
 
 if __name__ == "__main__":

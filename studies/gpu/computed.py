@@ -1,14 +1,24 @@
 # mypy: ignore-errors
 """Nothing is looked up: tensor cores multiply the bits of the codes by features.
 
-Eight windows are one product: a byte of each row and position gives, for each of its bits, a matrix of zeros and ones; the
-16 columns of the other matrix are the two 8-bit parts of the features of each of the eight windows, zero elsewhere.
+Eight windows are one product. A byte of each row and position gives, for each of its bits, a matrix of zeros and ones.
+The 16 columns of the other matrix are the two 8-bit parts of the features of each of the eight windows, zero elsewhere.
 """
 
 import triton
 import triton.language as tl
 
-from studies.gpu.place import SCALES_AT, TILE_BYTES, TILE_ROWS, WINDOWS_A_GROUP, begin, level, place, store_rows
+from studies.gpu.place import (
+    SCALES_AT,
+    TILE_BYTES,
+    TILE_ROWS,
+    WINDOWS_A_GROUP,
+    let_next_start,
+    level,
+    place,
+    store_rows,
+    wait,
+)
 
 
 @triton.jit
@@ -22,13 +32,14 @@ def bits_of(codes, bit: tl.constexpr, packed: tl.constexpr):
 
 @triton.jit
 def computed(
-    operand, factors, takes, records, ids, matrices, parts,
-    windows: tl.constexpr, tiles: tl.constexpr, block_tiles: tl.constexpr, splits: tl.constexpr, packed: tl.constexpr, overlap: tl.constexpr,
+    operand, factors, takes, records, ids, matrices, parts, windows: tl.constexpr, tiles: tl.constexpr,
+    block_tiles: tl.constexpr, splits: tl.constexpr, packed: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
     """operand, factors, takes: of studies.gpu.tables.features, records: [E] int64 addresses, ids: [K] int32
     -> parts [splits, K, 2 * tiles * 64] fp32."""
-    begin(overlap)
+    let_next_start(overlap)
     matrix, tile, base, first_row = place(records, ids, matrices, tiles, block_tiles)
+    wait(overlap)
     start = tl.multiple_of(matrix.to(tl.pointer_type(tl.uint8)), 64)
     row = tl.arange(0, TILE_ROWS * block_tiles)
     row_at = ((tile + row // TILE_ROWS) * (windows * TILE_BYTES) + row % TILE_ROWS)[:, None]

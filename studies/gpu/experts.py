@@ -1,4 +1,4 @@
-"""Experts with random codes on a device, and their gate and up by the reference decoder."""
+"""Experts with random codes on a device, and their weights by the reference decoder."""
 
 from __future__ import annotations
 
@@ -21,9 +21,14 @@ class Experts(NamedTuple):
     records: torch.Tensor  # [E] int64, addresses
 
     @property
-    def product_bytes(self) -> int:
-        """Of codes and scales that gate and up of one expert read."""
+    def gate_up_bytes(self) -> int:
+        """Codes and scales of one expert's gate and up."""
         return self.layout.w1.bytes + self.layout.w3.bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Codes and scales of one expert."""
+        return self.gate_up_bytes + self.layout.w2.bytes
 
 
 def random_experts(count: int, hidden: int, inner: int, device: torch.device, seed: int) -> Experts:
@@ -42,12 +47,16 @@ def random_experts(count: int, hidden: int, inner: int, device: torch.device, se
     return Experts(hidden, inner, layout, pool, pool.data_ptr() + stride)
 
 
-def gate_up(experts: Experts, expert: int, x: torch.Tensor) -> torch.Tensor:
-    """x: [hidden] -> [2 * inner] fp32 on the CPU, summed in fp64, by `tandem.codec.sac`."""
+class Decoded(NamedTuple):
+    w13: torch.Tensor  # [2 * inner, hidden] fp32
+    w2: torch.Tensor  # [hidden, inner] fp32
+
+
+def decoded(experts: Experts, expert: int) -> Decoded:
+    """On the CPU, by `tandem.codec.sac`."""
     record = experts.pool[expert].cpu()
+    parts = (experts.layout.w1, experts.layout.w3, experts.layout.w2)
     bases = bases_of(record, experts.layout)
-    halves = [
-        decode_matrix(record, part, base)[: experts.inner, : experts.hidden].double() @ x.cpu().double()
-        for part, base in ((experts.layout.w1, bases[0]), (experts.layout.w3, bases[1]))
-    ]
-    return torch.cat(halves).float()
+    gate, up, down = (decode_matrix(record, part, base) for part, base in zip(parts, bases, strict=True))
+    cut = (slice(experts.inner), slice(experts.hidden))
+    return Decoded(torch.cat([gate[cut], up[cut]]), down[: experts.hidden, : experts.inner])

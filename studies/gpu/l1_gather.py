@@ -2,12 +2,14 @@
 """Each nibble is looked up in global memory, that is, in the L1 cache.
 
 Codes are read as words: byte p of four rows. A warp that holds one window's words reads one line of a table a lookup.
+Tensors are flat, with one word a thread: otherwise Triton gives codes and tables different layouts, and moves every
+value between them through shared memory.
 """
 
 import triton
 import triton.language as tl
 
-from studies.gpu.place import SCALES_AT, TILE_ROWS, TILE_WORDS, begin, level, place, store_rows
+from studies.gpu.place import SCALES_AT, TILE_ROWS, TILE_WORDS, let_next_start, level, place, store_rows, wait
 
 
 @triton.jit
@@ -18,23 +20,32 @@ def pair(table, codes, row: tl.constexpr):
 
 
 @triton.jit
+def over_windows(sums, block_windows: tl.constexpr):
+    """sums: [windows x words] -> [words]."""
+    return tl.sum(tl.reshape(sums, (block_windows, sums.shape[0] // block_windows)), 0)
+
+
+@triton.jit
 def l1_gather(
     tables, records, ids, matrices, parts, windows: tl.constexpr, tiles: tl.constexpr,
     block_windows: tl.constexpr, block_tiles: tl.constexpr, splits: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
-    """tables: [windows, 32, 16] fp32, records: [E] int64 addresses, ids: [K] int32 -> parts [splits, K, 2 * tiles * 64]."""
-    begin(overlap)
+    """tables: [windows, 32, 16] fp32, records: [E] int64 addresses, ids: [K] int32
+    -> parts [splits, K, 2 * tiles * 64] fp32."""
+    let_next_start(overlap)
     matrix, tile, base, first_row = place(records, ids, matrices, tiles, block_tiles)
-    word = tl.arange(0, 16 * block_tiles)
+    wait(overlap)
+    lane = tl.arange(0, 16 * block_tiles * block_windows)
+    word = lane % (16 * block_tiles)
     start = tl.multiple_of(matrix.to(tl.pointer_type(tl.uint32)), 64)
     row_at = (tile + word // 16) * (windows * TILE_WORDS) + word % 16
-    zeros = tl.zeros([block_windows, 16 * block_tiles], tl.float32)
+    zeros = tl.zeros([16 * block_tiles * block_windows], tl.float32)
     sum0, sum1, sum2, sum3 = zeros, zeros, zeros, zeros
     for step in range(tl.cdiv(windows, splits * block_windows)):
-        window = (step * splits + tl.program_id(2)) * block_windows + tl.arange(0, block_windows)
-        inside = (window < windows)[:, None]
-        window = tl.minimum(window, windows - 1)[:, None]
-        at = start + (row_at[None, :] + window * TILE_WORDS)
+        window = (step * splits + tl.program_id(2)) * block_windows + lane // (16 * block_tiles)
+        inside = window < windows
+        window = tl.minimum(window, windows - 1)
+        at = start + (row_at + window * TILE_WORDS)
         table = tables + window * 512
         part0, part1, part2, part3 = zeros, zeros, zeros, zeros
         for byte in tl.static_range(16):
@@ -48,8 +59,9 @@ def l1_gather(
         sum1 += part1 * level((scales >> 8) & 255)
         sum2 += part2 * level((scales >> 16) & 255)
         sum3 += part3 * level(scales >> 24)
+    word = tl.arange(0, 16 * block_tiles)
     row = word // 16 * TILE_ROWS + word % 16 * 4
-    store_rows(parts, first_row, row, tl.sum(sum0, 0) * base, tiles)
-    store_rows(parts, first_row, row + 1, tl.sum(sum1, 0) * base, tiles)
-    store_rows(parts, first_row, row + 2, tl.sum(sum2, 0) * base, tiles)
-    store_rows(parts, first_row, row + 3, tl.sum(sum3, 0) * base, tiles)
+    store_rows(parts, first_row, row, over_windows(sum0, block_windows) * base, tiles)
+    store_rows(parts, first_row, row + 1, over_windows(sum1, block_windows) * base, tiles)
+    store_rows(parts, first_row, row + 2, over_windows(sum2, block_windows) * base, tiles)
+    store_rows(parts, first_row, row + 3, over_windows(sum3, block_windows) * base, tiles)

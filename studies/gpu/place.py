@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What the three product kernels share: where a program's codes lie, what a scale byte stands for, overlapping starts."""
+"""What the three product kernels share: where a program's codes lie, what a scale byte stands for, early starts."""
 
 import triton
 import triton.language as tl
@@ -15,11 +15,17 @@ FEATURE_TOP = tl.constexpr(16256)  # 127 * 128: the high part stays in 8 bits
 
 
 @triton.jit
-def begin(overlap: tl.constexpr):
-    """Waits for the kernel before this one, and lets the next one start its own waiting. Compute capability 9.0."""
+def wait(overlap: tl.constexpr):
+    """For the end of the kernel before this one, which has let this one start early. Compute capability 9.0."""
+    if overlap:
+        gdc_wait()
+
+
+@triton.jit
+def let_next_start(overlap: tl.constexpr):
+    """The next kernel may read, before it waits, what was there when this line was reached."""
     if overlap:
         gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit

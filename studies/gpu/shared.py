@@ -4,17 +4,19 @@
 import triton
 import triton.language as tl
 
-from studies.gpu.place import SCALES_AT, TILE_BYTES, TILE_ROWS, begin, level, place, store_rows
+from studies.gpu.place import SCALES_AT, TILE_BYTES, TILE_ROWS, let_next_start, level, place, store_rows, wait
 
 
 @triton.jit
 def shared(
     tables, records, ids, matrices, parts, windows: tl.constexpr, tiles: tl.constexpr,
-    block_tiles: tl.constexpr, splits: tl.constexpr, overlap: tl.constexpr,
+    block_tiles: tl.constexpr, splits: tl.constexpr, flat: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
-    """tables: [windows, 32, 16] fp32, records: [E] int64 addresses, ids: [K] int32 -> parts [splits, K, 2 * tiles * 64]."""
-    begin(overlap)
+    """tables: [windows, 32, 16] fp32, records: [E] int64 addresses, ids: [K] int32
+    -> parts [splits, K, 2 * tiles * 64] fp32."""
+    let_next_start(overlap)
     matrix, tile, base, first_row = place(records, ids, matrices, tiles, block_tiles)
+    wait(overlap)
     start = tl.multiple_of(matrix.to(tl.pointer_type(tl.uint8)), 64)
     row = tl.arange(0, TILE_ROWS * block_tiles)
     row_at = (tile + row // TILE_ROWS) * (windows * TILE_BYTES) + row % TILE_ROWS
@@ -30,5 +32,11 @@ def shared(
         index = (codes.to(tl.int32) >> (nibble % 2 * 4)) & 15
         table = tl.load(tables + window * 512 + nibble * 16 + entry)
         scale = tl.where(inside, tl.load(at + SCALES_AT), 0)
-        sums += tl.gather(table, index, 1) * level(scale)[None, :]
+        if flat:
+            flat_index = tl.reshape(index + nibble * 16, (2048 * block_tiles,))
+            shares = tl.gather(tl.reshape(table, (512,)), flat_index, 0)
+            shares = tl.reshape(shares, (32, TILE_ROWS * block_tiles))
+        else:
+            shares = tl.gather(table, index, 1)
+        sums += shares * level(scale)[None, :]
     store_rows(parts, first_row, row, tl.sum(sums, 0) * base, tiles)

@@ -1,14 +1,14 @@
 # mypy: ignore-errors
 """What the product kernels read instead of x: sums of signed features as tables, or the features in two 8-bit parts.
 
-Bit b of the nibble of block j adds or takes F[j][b] = sum over s, d of FILTER[s][b][d] * x[2 ((j + s) mod 32) + d], times
-the row's scale. One program makes a window of 64 inputs.
+Bit b of the nibble of block j adds or takes F[j][b] = sum over s, d of FILTER[s][b][d] * x[2 ((j + s) mod 32) + d],
+times the row's scale. One program makes a window of 64 inputs.
 """
 
 import triton
 import triton.language as tl
 
-from studies.gpu.place import FEATURE_ONE, FEATURE_TOP, WINDOWS_A_GROUP, begin
+from studies.gpu.place import FEATURE_ONE, FEATURE_TOP, WINDOWS_A_GROUP, let_next_start, wait
 
 
 @triton.jit
@@ -27,7 +27,8 @@ def feature(x, filters, window, hidden, bit: tl.constexpr):
 @triton.jit
 def lookup_tables(x, filters, tables, hidden, overlap: tl.constexpr):
     """x: [hidden] bf16, filters: [3, 4, 2] fp32 -> tables [windows, 32, 16] fp32: a nibble's share of a dot product."""
-    begin(overlap)
+    wait(overlap)
+    let_next_start(overlap)
     window = tl.program_id(0)
     nibble = tl.arange(0, 16)[None, :]
     shares = tl.zeros([32, 16], tl.float32)
@@ -39,14 +40,14 @@ def lookup_tables(x, filters, tables, hidden, overlap: tl.constexpr):
 
 @triton.jit
 def features(x, filters, operand, factors, takes, hidden, overlap: tl.constexpr):
-    """x: [hidden] bf16, filters: [3, 4, 2] fp32 -> of each group of 8 windows: operand [groups, 8, 16, 128] int8, factors
-    [groups, 16] fp32, takes [groups, 16] fp32.
+    """x: [hidden] bf16, filters: [3, 4, 2] fp32 -> operand [groups, 8, 16, 128] int8, factors, takes [groups, 16] fp32.
 
-    operand[g][bit of a code byte][2 w + part][16 w + byte] is a part of a feature of window 8 g + w. The rest of it is
-    zeros, which are not written: the caller's memory holds them. Column c's sum over the bits that are set, s, stands for
-    factors[c] * (2 s - takes[c]).
+    A group is 8 windows. operand[g][bit of a code byte][2 w + part][16 w + byte] is a part of a feature of window
+    8 g + w. The rest of it is zeros, which are not written: the caller's memory holds them. A sum s over the bits that
+    are set, of column c, stands for factors[c] * (2 s - takes[c]).
     """
-    begin(overlap)
+    wait(overlap)
+    let_next_start(overlap)
     window = tl.program_id(0)
     group, place = window // WINDOWS_A_GROUP, window % WINDOWS_A_GROUP
     block = tl.arange(0, 32)

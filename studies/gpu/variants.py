@@ -1,8 +1,8 @@
-"""The variants by name, the tile shapes to try, and one call of each: the kernel that makes tables, then the product."""
+"""The variants by name, the tile shapes to try, and a call: the kernel that makes tables, then the product."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,16 @@ class Shape:
     splits: int  # programs that share a row's windows; their parts are added up later
     warps: int
     block_windows: int = 1  # l1_gather: windows at a time
+    flat: bool = False  # shared: one table of 512 entries, not 32 of 16, which Triton keeps in registers
     packed: bool = False  # computed: four bytes an instruction, by inline PTX
     stages: int = 1  # of Triton's software pipeline
 
     def constants(self, variant: str) -> dict[str, int | bool]:
-        own = {"l1_gather": {"block_windows": self.block_windows}, "shared": {}, "computed": {"packed": self.packed}}
+        own: dict[str, dict[str, int | bool]] = {
+            "l1_gather": {"block_windows": self.block_windows},
+            "shared": {"flat": self.flat},
+            "computed": {"packed": self.packed},
+        }
         return {"block_tiles": self.block_tiles, "splits": self.splits} | own[variant]
 
     def label(self, variant: str) -> str:
@@ -44,19 +49,24 @@ class Shape:
 PRODUCTS: Mapping[str, Any] = {"l1_gather": l1_gather, "shared": shared, "computed": computed}
 
 SHAPES: Mapping[str, tuple[Shape, ...]] = {
-    "l1_gather": (
-        Shape(2, 5, 4, block_windows=4),
-        Shape(2, 10, 4, block_windows=4),
-        Shape(2, 20, 4, block_windows=4),
-        Shape(2, 5, 8, block_windows=8),
-        Shape(2, 10, 8, block_windows=8),
-        Shape(4, 5, 8, block_windows=4),
-        Shape(1, 5, 4, block_windows=8),
-        Shape(1, 2, 8, block_windows=16),
+    "l1_gather": tuple(
+        Shape(tiles, splits, warps, block_windows=32 * warps // (16 * tiles))  # one word a thread
+        for tiles, splits, warps in (
+            (2, 5, 4),
+            (2, 10, 4),
+            (2, 20, 4),
+            (2, 5, 8),
+            (2, 10, 8),
+            (4, 5, 8),
+            (4, 10, 8),
+            (1, 5, 4),
+            (1, 5, 8),
+        )
     ),
     "shared": tuple(
-        Shape(*shape)
-        for shape in ((1, 5, 4), (1, 10, 4), (1, 10, 8), (2, 5, 4), (2, 10, 8), (4, 5, 8), (4, 10, 8), (4, 10, 16))
+        Shape(tiles, splits, warps, flat=flat)
+        for flat in (False, True)
+        for tiles, splits, warps in ((1, 5, 4), (1, 10, 8), (2, 5, 4), (2, 10, 8), (4, 10, 8))
     ),
     "computed": tuple(
         Shape(tiles, splits, warps, packed=packed, stages=stages)
@@ -112,7 +122,7 @@ class Product:
         self.parts = torch.full((shape.splits, picked, rows), torch.nan, device=device)
         self.grid = (2 * self.tiles // shape.block_tiles, picked, shape.splits)
         self.overlap = overlap
-        self.options: dict[str, Any] = dict(num_warps=shape.warps, num_stages=shape.stages)
+        self.options: dict[str, Any] = {"num_warps": shape.warps, "num_stages": shape.stages}
         if overlap:
             self.options["launch_pdl"] = True
 
@@ -120,9 +130,7 @@ class Product:
         """x: [hidden] bf16 -> what the product reads instead."""
         kernel = features if self.variant == "computed" else lookup_tables
         options = {"launch_pdl": True} if self.overlap else {}
-        kernel[(self.windows,)](
-            x, self.filters, *self.inputs, x.numel(), overlap=self.overlap, num_warps=1, **options
-        )
+        kernel[(self.windows,)](x, self.filters, *self.inputs, x.numel(), overlap=self.overlap, num_warps=1, **options)
 
     def multiply(self, ids: torch.Tensor) -> None:
         """ids: [picked] int32 -> parts [splits, picked, 2 * tiles * 64] fp32, to be added up."""
@@ -134,5 +142,3 @@ class Product:
     def result(self) -> torch.Tensor:
         """[picked, 2 * tiles * 64] fp32: gate rows, then up rows."""
         return self.parts.sum(0)
-
-
