@@ -92,9 +92,11 @@ class Prefill:
         results = torch.zeros(flat.shape[0], layer.hidden, dtype=torch.float32, device=x.device)
         start = counts[0]  # pairs without an expert come first
         for expert, count in enumerate(counts[1:]):
+            if count == 0:
+                continue
             pairs = order[start : start + count]
             start += count
-            if count == 0 or addresses[expert] == 0:
+            if addresses[expert] == 0:
                 continue
             self.decode(layer, addresses[expert], names[kinds[expert]])
             rows = x[pairs // picked]
