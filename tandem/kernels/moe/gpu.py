@@ -151,9 +151,8 @@ class Workspace:
 
     @property
     def bytes(self) -> int:
-        return sum(v.numel() for v in vars(self).values() if isinstance(v, torch.Tensor)) + sum(
-            v.numel() for v in (*self.x_features, *self.x_units)
-        )
+        tensors = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
+        return sum(int(value.numel()) for value in (*tensors, *self.x_features, *self.x_units))
 
 
 def moe_gpu(
