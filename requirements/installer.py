@@ -72,7 +72,9 @@ def plan(kind: str, tests: bool = False, full_tests: bool = False) -> List[Step]
     if full_tests:
         # laid over the main environment by PYTHONPATH: the two releases differ in these packages only
         over = ("--no-deps", "--upgrade", "--target", ".venv/vllm-0.32", "-r", r + "cpu-0.32.txt")
-        if kind == "cpu":
+        if kind == "cpu":  # the CUDA build brings both
+            nvrtc = ("--no-deps", "-r", r + "nvrtc.txt")
+            steps.append(Step("nvrtc", "the compiler of GPU kernels", nvrtc, (r + "nvrtc.txt",)))
             steps.append(Step("vllm-0.32", "vLLM 0.32 for CPUs", over, (r + "cpu-0.32.txt",), name_overlay_vllm))
         steps.append(Step("vllm-0.33", "vLLM 0.33, its sources", ("vllm==0.33.0",), (), unpack_sources))
     return steps

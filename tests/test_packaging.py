@@ -87,10 +87,20 @@ def test_the_pins_satisfy_pyproject(project: dict[str, Any]) -> None:
                         pin = Requirement(text)
                         if pin.marker is None or pin.marker.evaluate({"python_version": python}):
                             pins[canonicalize_name(pin.name)] = str(pin.specifier).removeprefix("==")
-            for text in project["project"]["dependencies"]:
+            extras = project["project"]["optional-dependencies"]
+            wanted_texts = project["project"]["dependencies"] + (extras["gpu"] if kind == "cuda.txt" else [])
+            for text in wanted_texts:
                 wanted = Requirement(text)
                 version = pins[canonicalize_name(wanted.name)]
                 assert wanted.specifier.contains(version, prereleases=True), f"{text}: {version} ({kind}, {python})"
+
+
+def test_the_full_tier_compiles_gpu_kernels_with_the_pins_of_cuda() -> None:
+    cuda, nvrtc = (
+        {line for line in (HOME / "requirements" / name).read_text().splitlines() if not line.startswith("#")}
+        for name in ("cuda.txt", "nvrtc.txt")
+    )
+    assert nvrtc < cuda
 
 
 def test_what_is_tracked_is_small(tracked: list[Path]) -> None:

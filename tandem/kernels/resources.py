@@ -67,21 +67,20 @@ def resources(image: Image, capability: Capability, launch_bytes: Mapping[str, i
 
     Raises UnsupportedError for a log or an image that cannot be read.
     """
-    limits = LIMITS[capability]
     threads = max_threads(image.cubin)
+    entries = {entry["kernel"]: entry for entry in _ENTRY.finditer(image.log)}
+    if set(entries) != set(threads):
+        raise UnsupportedError(f"the compiler's log tells of {len(entries)} kernels, its image of {len(threads)}")
     found = []
-    for entry in _ENTRY.finditer(image.log):
-        kernel, registers = entry["kernel"], int(entry["registers"])
+    for kernel, entry in sorted(entries.items()):
+        registers, spills = int(entry["registers"]), int(entry["stores"]) + int(entry["loads"])
         shared = _SHARED.search(entry["used"])
         shared_bytes = (int(shared[1]) if shared else 0) + launch_bytes.get(kernel, 0)
-        warps = resident_warps(limits, threads[kernel], registers, shared_bytes)
-        spills = int(entry["stores"]) + int(entry["loads"])
+        warps = resident_warps(LIMITS[capability], threads[kernel], registers, shared_bytes)
         found.append(
             Resources(capability, kernel, threads[kernel], registers, shared_bytes, int(entry["stack"]), spills, warps)
         )
-    if {row.kernel for row in found} != set(threads):
-        raise UnsupportedError(f"the compiler's log tells of {len(found)} kernels, its image of {len(threads)}")
-    return sorted(found, key=lambda row: row.kernel)
+    return found
 
 
 def problems(row: Resources, launch_bytes: int = 0) -> list[str]:

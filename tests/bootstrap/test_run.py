@@ -108,8 +108,8 @@ def test_the_plan_by_device_and_by_what_is_tested() -> None:
     assert names("cpu") == ["torch", "vllm", "base", "tandem"]
     assert names("cuda") == ["vllm", "tandem"]
     assert names("cpu", tests=True) == ["torch", "vllm", "base", "tandem", "dev"]
-    assert names("cpu", tests=True, full_tests=True)[-2:] == ["vllm-0.32", "vllm-0.33"]
-    assert "vllm-0.32" not in names("cuda", tests=True, full_tests=True)
+    assert names("cpu", tests=True, full_tests=True)[-3:] == ["nvrtc", "vllm-0.32", "vllm-0.33"]
+    assert names("cuda", tests=True, full_tests=True)[-2:] == ["dev", "vllm-0.33"]
     for step in installer.plan("cpu", tests=True, full_tests=True):
         assert all(any(HOME.glob(pattern)) for pattern in step.files)
 
