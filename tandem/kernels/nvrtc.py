@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from tandem.errors import UnsupportedError
@@ -27,8 +28,7 @@ class Image(NamedTuple):
 
 def compile_program(program: Program, capability: Capability) -> Image:
     """Machine code for one architecture. Needs no GPU. Raises UnsupportedError with the compiler's words."""
-    from cuda.bindings import nvrtc
-
+    nvrtc = _bindings("nvrtc")
     handle = checked(nvrtc.nvrtcCreateProgram(program.text.encode(), f"{program.name}.cu".encode(), 0, [], []))
     options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17", b"--ptxas-options=-v"]
     (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), options)
@@ -48,12 +48,22 @@ def compile_program(program: Program, capability: Capability) -> Image:
 def load(program: Program, names: tuple[str, ...], device: int) -> dict[str, Any]:
     """The functions `names` of a program on a GPU. Raises UnsupportedError."""
     import torch
-    from cuda.bindings import driver
 
+    driver = _bindings("driver")
     with torch.cuda.device(device):
         torch.cuda.current_stream()  # makes the context
         module = checked(driver.cuModuleLoadData(_cubin(program, torch.cuda.get_device_capability(device))))
     return {name: checked(driver.cuModuleGetFunction(module, name.encode())) for name in names}
+
+
+def _bindings(module: str) -> Any:
+    """cuda.bindings.`module`. Raises UnsupportedError where cuda-python is missing."""
+    try:
+        return import_module(f"cuda.bindings.{module}")
+    except ImportError as problem:
+        raise UnsupportedError(
+            f"GPU kernels need cuda-python ({problem}); install it with `pip install 'tandem-vllm[gpu]'`"
+        ) from problem
 
 
 def checked(answer: Sequence[Any]) -> Any:

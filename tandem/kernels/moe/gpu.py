@@ -161,7 +161,8 @@ def moe_gpu(
     """x: [T, H] f32, bf16 or f16, weights: [T, K] f32, ids: [T, K] int32, contiguous on the device -> y: [T, H] as x.
 
     Experts that are not on the device (record 0) or whose id is below 0 add nothing. Launches on torch's current
-    stream, reads nothing back: a CUDA graph can hold it. Repeats bit for bit.
+    stream, reads nothing back: a CUDA graph can hold it. Repeats bit for bit; with several tokens, how a product is
+    split depends on how many experts they pick together, and so may a token's last bits.
     """
     tokens, picked = ids.shape
     pairs = tokens * picked
@@ -179,7 +180,7 @@ def moe_gpu(
     warps = workspace.multiprocessors * variant.warps
     params = _params(layer, workspace, x, weights, ids, y, variant, warps)
     argument = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-    stream = torch.cuda.current_stream().cuda_stream
+    stream = torch.cuda.current_stream(x.device).cuda_stream
     input_rows = pairs if layer.weight_on_input else tokens
 
     def most_warps(tasks: int, windows: int) -> int:
@@ -189,14 +190,16 @@ def moe_gpu(
 
     gate_warps = most_warps(params.inner_tiles * 2, params.input_windows)
     down_warps = most_warps(params.hidden_tiles, params.inner_tiles)
-    for name, count, rows, threads in (
+    launches = (
         ("tandem_prepare", PREPARE_THREADS // 32 + input_rows * params.input_windows, 1, PREPARE_THREADS),
         (f"tandem_gate_up_{variant.name}", gate_warps, 1, BLOCK_THREADS),
         ("tandem_activate", pairs * params.inner_tiles, 1, 128),
         (f"tandem_down_{variant.name}", down_warps, 1, BLOCK_THREADS),
         ("tandem_combine", 8 * params.hidden_tiles, tokens, 256),
-    ):
-        _launch(functions[name], -(-count // (threads // 32)), rows, threads, stream, argument)
+    )
+    with torch.cuda.device(x.device):
+        for name, count, rows, threads in launches:
+            _launch(functions[name], -(-count // (threads // 32)), rows, threads, stream, argument)
 
 
 def _launch(function: Any, columns: int, rows: int, threads: int, stream: int, argument: Any) -> None:
