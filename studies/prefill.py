@@ -35,33 +35,34 @@ def milliseconds(work: Callable[[], object]) -> tuple[float, float, float]:
     return statistics.median(times), min(times), max(times)
 
 
+def measure(kind: Kind, experts: int, x: torch.Tensor, generator: torch.Generator) -> None:
+    layout = tile_record(kind, HIDDEN, INNER)
+    record = random_record(layout, generator).to(x.device)
+    records = [record.clone() for _ in range(experts)]
+    addresses = torch.tensor([one.data_ptr() for one in records], dtype=torch.int64, device=x.device)
+    kinds = torch.full((experts,), KINDS[kind], dtype=torch.uint8, device=x.device)
+    layer = GpuLayer(HIDDEN, INNER, [layout], addresses, kinds, Swiglu(limit=10.0))
+    prefill = Prefill(HIDDEN, INNER, x.dtype, x.device)
+    one = torch.ones(ROWS, 1, device=x.device), torch.zeros(ROWS, 1, dtype=torch.int32, device=x.device)
+    ids = torch.stack([torch.randperm(experts, generator=generator)[:PICKED] for _ in range(ROWS)])
+    spread = torch.rand(ROWS, PICKED, generator=generator).to(x.device), ids.int().to(x.device)
+    rows: dict[str, Callable[[], object]] = {
+        "an expert decoded": lambda: prefill.decode(layer, record.data_ptr(), kind),
+        f"{ROWS} rows, one expert": lambda: prefill.moe(layer, x, *one),
+        "torch's products of it alone": lambda: (x @ prefill.w13.T)[:, :INNER] @ prefill.w2.T,
+        f"{ROWS} rows, {experts} experts": lambda: prefill.moe(layer, x, *spread),
+    }
+    for name, work in rows.items():
+        median, least, most = milliseconds(work)
+        print(f"{kind}, {name}: {median:.3f} ms ({least:.3f}-{most:.3f}, n={RUNS})", flush=True)
+
+
 def main() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(ROWS, HIDDEN, generator=generator).bfloat16().to(device)
     for kind, experts in EXPERTS.items():
-        layout = tile_record(kind, HIDDEN, INNER)
-        record = random_record(layout, generator).to(device)
-        records = [record.clone() for _ in range(experts)]
-        addresses = torch.tensor([one.data_ptr() for one in records], dtype=torch.int64, device=device)
-        kinds = torch.full((experts,), KINDS[kind], dtype=torch.uint8, device=device)
-        layer = GpuLayer(HIDDEN, INNER, [layout], addresses, kinds, Swiglu(limit=10.0))
-        prefill = Prefill(HIDDEN, INNER, torch.bfloat16, device)
-
-        def products(prefill: Prefill = prefill) -> torch.Tensor:
-            return (x @ prefill.w13.T)[:, :INNER] @ prefill.w2.T
-
-        one = torch.zeros(ROWS, 1, dtype=torch.int32, device=device), torch.ones(ROWS, 1, device=device)
-        ids = torch.stack([torch.randperm(experts, generator=generator)[:PICKED] for _ in range(ROWS)])
-        spread = ids.int().to(device), torch.rand(ROWS, PICKED, generator=generator).to(device)
-        rows: list[tuple[str, Callable[[], object]]] = [
-            ("an expert decoded", lambda p=prefill, a=layer, k=kind: p.decode(a, int(records[0].data_ptr()), k)),
-            (f"{ROWS} rows, one expert", lambda p=prefill, a=layer, r=one: p.moe(a, x, r[1], r[0])),
-            ("torch's products of it alone", products),
-            (f"{ROWS} rows, {experts} experts", lambda p=prefill, a=layer, r=spread: p.moe(a, x, r[1], r[0])),
-        ]
-        for name, work in rows:
-            print("%s, %s: %.3f ms (%.3f-%.3f, n=%d)" % (kind, name, *milliseconds(work), RUNS), flush=True)
+        measure(kind, experts, x, generator)
 
 
 if __name__ == "__main__":
