@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from studies.codec import additive, constants, measure, product, report, signs, speed
+from studies.codec import additive, constants, measure, report, signs, speed
 from studies.codec.codes import CODES
 from studies.codec.results import Results, from_json, to_json
 
@@ -30,7 +30,7 @@ def main() -> None:
     args = _arguments()
     torch.set_num_threads(1)  # work is spread by threads of our own, tandem.codec.parallel
     if args.verb == "train":
-        constants.store({"product": product.train(), "magnitudes": signs.train(), "additive": additive.train()})
+        constants.store({"magnitudes": signs.train(), "additive": additive.train()})
         return
     began = time.monotonic()
 

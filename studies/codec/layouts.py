@@ -48,7 +48,7 @@ def _table(book: torch.Tensor) -> torch.Tensor:
 
 def _product(x: torch.Tensor) -> Layout:
     code, symbols = ProductCode(), _random(256, 16).to(torch.uint8)
-    return Layout(code, symbols, symbols, _table(code.full), None, x.short(), 1 / UNITS_PER_SIGMA)
+    return Layout(code, symbols, symbols, _table(code.book.full), None, x.short(), 1 / UNITS_PER_SIGMA)
 
 
 def _product_permute(x: torch.Tensor) -> Layout:

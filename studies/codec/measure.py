@@ -12,7 +12,7 @@ from studies.codec.base import bits_per_weight, round_trip
 from studies.codec.basis import block_hadamard
 from studies.codec.codes import CODES, RETRAINABLE
 from studies.codec.encode import Options, encode_experts
-from studies.codec.mini import Mini, calibration, held_out, score
+from studies.codec.mini import Experts, Mini, Moments, calibration, held_out, score
 from studies.codec.sources import SOURCES, relative_error, zero_bias
 from studies.codec.stats import Interval, Spread, paired_interval, spread
 
@@ -28,12 +28,20 @@ class Effort:
     repeats: int = 4  # re-encodings with rotation and feedback, for the A/A noise
     calibration_items: int = 300  # of each short task
     heldout_items: int | None = None  # at most, of a task
+    layers: int | None = None  # of the mini model whose experts are replaced, the first ones; None: all
     options: tuple[Options, ...] = (Options(), Options(rotation=True), Options(feedback=True))
     scopes: bool = True  # codebooks per layer and per expert
 
 
 QUICK = Effort(
-    gaussian_seeds=1, fp4_seeds=1, repeats=1, calibration_items=60, heldout_items=20, options=(), scopes=False
+    gaussian_seeds=1,
+    fp4_seeds=1,
+    repeats=2,
+    calibration_items=60,
+    heldout_items=20,
+    layers=1,
+    options=(),
+    scopes=False,
 )
 BEST = Options(rotation=True, feedback=True)
 
@@ -104,7 +112,10 @@ def errors(effort: Effort, say: Say, keys: Sequence[str] = tuple(CODES)) -> tupl
 def mini(effort: Effort, say: Say, keys: Sequence[str] = tuple(CODES)) -> MiniPart:
     """Every code and option on the mini model."""
     model, conversations = Mini(), held_out(effort.heldout_items)
-    moments = model.moments(calibration(effort.calibration_items))
+    whole = model.experts
+    replaced = slice(effort.layers * model.geometry.experts if effort.layers else None)
+    moments = Moments(*(sums[replaced] for sums in model.moments(calibration(effort.calibration_items))))
+    experts = Experts(*(matrices[replaced] for matrices in whole))
     reference = model.log_probabilities(conversations)
     base = score(conversations, reference, reference)
     rows = []
@@ -117,8 +128,8 @@ def mini(effort: Effort, say: Say, keys: Sequence[str] = tuple(CODES)) -> MiniPa
             encoded, scores = [], []
             for seed in seeds:
                 say(f"mini: {key}, {options.text()}, seed {seed}")
-                encoded.append(encode_experts(code, model.experts, moments, options, seed, model.geometry.experts))
-                model.replace(encoded[-1].experts)
+                encoded.append(encode_experts(code, experts, moments, options, seed, model.geometry.experts))
+                model.replace(_with_rest(encoded[-1].experts, whole))
                 scores.append(score(conversations, reference, model.log_probabilities(conversations)))
             mean_nll = torch.stack([one.nll for one in scores]).mean(0)
             rows.append(
@@ -136,3 +147,8 @@ def mini(effort: Effort, say: Say, keys: Sequence[str] = tuple(CODES)) -> MiniPa
     return MiniPart(
         float(base.nll.sum()) / reply_tokens, len(conversations), reply_tokens, int(base.tokens.sum()), tuple(rows)
     )
+
+
+def _with_rest(first: Experts, whole: Experts) -> Experts:
+    """`first` in the place of as many of `whole`."""
+    return Experts(*(torch.cat([a, b[len(a) :]]) for a, b in zip(first, whole, strict=True)))
