@@ -19,11 +19,14 @@ class Options(NamedTuple):
     rotation: bool = False  # block Hadamard of 64 inputs, folded into the activation
     feedback: bool = False  # block LDLQ through the calibration Hessian
     scope: Scope = "fixed"  # whose weights the codebook was trained on; fixed: a Gaussian's
+    search: bool = True  # under feedback, windows are searched in the Hessian's metric (refine.py)
 
     def text(self) -> str:
         named = [name for name, on in (("rotation", self.rotation), ("feedback", self.feedback)) if on]
         if self.scope != "fixed":
             named.append(f"codebook per {self.scope}")
+        if not self.search:
+            named.append("no local search")
         return " + ".join(named) or "plain"
 
 
@@ -55,7 +58,7 @@ def encode_experts(code: Code, experts: Experts, moments: Moments, options: Opti
         for index, one in enumerate(codes):
             part = slice(index * step, (index + 1) * step)
             if options.feedback:
-                parts.append(round_trip_feedback(one, turned[part], turned_hessians[part]))
+                parts.append(round_trip_feedback(one, turned[part], turned_hessians[part], search=options.search))
             else:
                 parts.append(round_trip(one, turned[part]))
         back = torch.cat(parts) @ basis

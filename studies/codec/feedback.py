@@ -39,11 +39,14 @@ def block_ldl(hessians: torch.Tensor, width: int) -> Ldl:
     return Ldl(feed.float(), (blocks @ blocks.transpose(-1, -2)).float())
 
 
-def round_trip_feedback(code: Code, matrices: torch.Tensor, hessians: torch.Tensor) -> torch.Tensor:
+def round_trip_feedback(
+    code: Code, matrices: torch.Tensor, hessians: torch.Tensor, *, search: bool = True
+) -> torch.Tensor:
     """matrices: [B, rows, n], hessians: [B, n, n], n a multiple of 64 -> decoded [B, rows, n] fp32.
 
     A window's scale is chosen on its weights with the errors of earlier windows fed in. Codes that choose 64 weights at
-    once feed back from window to window only; inside one, they are searched in D's metric (refine.py).
+    once feed back from window to window only; inside one, they are searched in D's metric (refine.py),
+    unless `search` is false.
     """
     batch, rows, size = matrices.shape
     feed, metric = block_ldl(hessians, code.width)
@@ -55,7 +58,7 @@ def round_trip_feedback(code: Code, matrices: torch.Tensor, hessians: torch.Tens
         target = matrices[:, :, window] + errors[:, :, :start] @ feed[:, :start, window]
         coded = code.fit(target.reshape(-1, WINDOW), bases)
         if code.width == WINDOW:
-            if isinstance(code, Sliding):
+            if search and isinstance(code, Sliding):
                 coded = _refined(code, coded, target, bases, metric[:, start // WINDOW])
             decoded[:, :, window] = code.decode(coded, bases).view(batch, rows, WINDOW)
             errors[:, :, window] = matrices[:, :, window] - decoded[:, :, window]

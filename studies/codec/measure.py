@@ -13,6 +13,7 @@ from studies.codec.basis import block_hadamard
 from studies.codec.codes import CODES, RETRAINABLE
 from studies.codec.encode import Options, encode_experts
 from studies.codec.mini import Experts, Mini, Moments, calibration, held_out, score
+from studies.codec.refine import Sliding
 from studies.codec.sources import SOURCES, relative_error, zero_bias
 from studies.codec.stats import Interval, Spread, paired_interval, spread
 
@@ -31,6 +32,7 @@ class Effort:
     layers: int | None = None  # of the mini model whose experts are replaced, the first ones; None: all
     options: tuple[Options, ...] = (Options(), Options(rotation=True), Options(feedback=True))
     scopes: bool = True  # codebooks per layer and per expert
+    searches: bool = True  # feedback without the local search, for codes that have one
 
 
 QUICK = Effort(
@@ -42,6 +44,7 @@ QUICK = Effort(
     layers=1,
     options=(),
     scopes=False,
+    searches=False,
 )
 BEST = Options(rotation=True, feedback=True)
 
@@ -124,6 +127,8 @@ def mini(effort: Effort, say: Say, keys: Sequence[str] = tuple(CODES)) -> MiniPa
         plans = [(options, (0,)) for options in effort.options]
         if effort.scopes and key in RETRAINABLE:
             plans += [(Options(scope="layer"), (0,)), (Options(scope="expert"), (0,))]
+        if effort.searches and isinstance(code, Sliding):
+            plans.append((BEST._replace(search=False), (1,)))
         for options, seeds in [*plans, (BEST, tuple(range(1, effort.repeats + 1)))]:
             encoded, scores = [], []
             for seed in seeds:

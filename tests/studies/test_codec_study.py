@@ -206,3 +206,10 @@ def test_scale_bytes_are_used_as_stored() -> None:
     coded = code.fit(gaussian(2, WINDOW), bases)
     doubled = Coded(coded.symbols, coded.scales - 16)
     torch.testing.assert_close(code.decode(doubled, bases) * 2, code.decode(coded, bases))
+
+
+@pytest.mark.parametrize("code", [CODES["sac"](), small_trellis()], ids=lambda c: c.name)
+def test_the_local_search_lowers_the_weighted_error(code: Code) -> None:
+    matrices, given = gaussian(2, 32, 128, seed=7), hessians(2, 128, seed=8)
+    searched, plain = (round_trip_feedback(code, matrices, given, search=search) for search in (True, False))
+    assert (weighted_error(matrices, searched, given) < 0.9 * weighted_error(matrices, plain, given)).all()
