@@ -33,3 +33,5 @@ def main(source: str, package: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # threads that vLLM leaves in this process abort now and then when the interpreter is torn down
