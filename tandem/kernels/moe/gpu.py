@@ -77,6 +77,7 @@ class _Params(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def program() -> Program:
+    """The kernels of a call as one source text."""
     text = (SOURCE / "ffn.cu").read_text(encoding="utf-8")
     return Program("ffn", text.replace('#include "types.cuh"', (SOURCE / "types.cuh").read_text(encoding="utf-8")))
 
@@ -125,7 +126,10 @@ def splits_for(warps: int, pairs: int, tasks: int, windows: int) -> int:
 
 
 class Workspace:
-    """Device memory that calls share: one for all layers of a size, as they run one after another."""
+    """Device memory that calls share: one for all layers of a size, as they run one after another.
+
+    tokens: the most rows of a call, picked: experts of each. Raises UsageError above PAIRS_MAX pairs.
+    """
 
     def __init__(self, hidden: int, inner: int, tokens: int, picked: int, device: torch.device) -> None:
         pairs = tokens * picked
@@ -151,6 +155,7 @@ class Workspace:
 
     @property
     def bytes(self) -> int:
+        """Of device memory, all together."""
         tensors = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
         return sum(int(value.numel()) for value in (*tensors, *self.x_features, *self.x_units))
 

@@ -247,7 +247,7 @@ __device__ __forceinline__ void begin() {
 #endif
 }
 
-// What the step before wrote may be read.
+// What the step before wrote may be read. Blocks without work wait too: a step that ends must find the ones before it ended.
 __device__ __forceinline__ void wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -656,12 +656,12 @@ __device__ __forceinline__ void gate_up_of(const Params& p) {
   if (kGroups > 1) wait();  // for the list of items
   const int items = items_of(p), tiles = p.inner_tiles, splits = gate_splits(p, items);
   const int task = warp_of_grid();
-  if (task >= items * tiles * 2 * splits) return;
+  if (task >= items * tiles * 2 * splits) return wait();
   const int split = task % splits, which = task / splits % 2, tile = task / (2 * splits) % tiles;
   const int index = task / (2 * splits * tiles);
   const Item own = kGroups > 1 ? Item{} : single(p, index);
   const Item& item = kGroups > 1 ? p.items[index] : own;
-  if (item.record == nullptr) return;
+  if (item.record == nullptr) return wait();
   const Kind& kind = p.kinds[item.kind];
   const long long row_floats = static_cast<long long>(tiles) * kTileRows, pairs = p.tokens * p.picked;
   const int way = way_of(p, item.kind, item.rows);
@@ -678,12 +678,12 @@ __device__ __forceinline__ void down_of(const Params& p) {
   if (kGroups > 1) wait();  // for the list of items
   const int items = items_of(p), tiles = p.hidden_tiles, splits = down_splits(p, items);
   const int task = warp_of_grid();
-  if (task >= items * tiles * splits) return;
+  if (task >= items * tiles * splits) return wait();
   const int split = task % splits, tile = task / splits % tiles;
   const int index = task / (splits * tiles);
   const Item own = kGroups > 1 ? Item{} : single(p, index);
   const Item& item = kGroups > 1 ? p.items[index] : own;
-  if (item.record == nullptr) return;
+  if (item.record == nullptr) return wait();
   const long long row_floats = static_cast<long long>(tiles) * kTileRows, pairs = p.tokens * p.picked;
   const Inputs in{p.h_features, p.h_units, p.inner_tiles * 256ll, p.inner_tiles * 2ll, false};
   multiply_part<kFew, kGroups>(p, item, p.kinds[item.kind].down, tile, split, splits, ring, in,
